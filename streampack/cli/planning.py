@@ -7,7 +7,7 @@ from streampack.cli.build import build_dataset
 from streampack.cli.config import RunConfig, read_config
 from streampack.cli.console import output_console, print_json, progress, read_json
 from streampack.cli.verbs import Plan, Report, Simulate, WorldOptions
-from streampack.report.chapters import chapters_view, describe_uses, uses_lines
+from streampack.report.chapters import chapters_view
 from streampack.report.nodes import node_table
 from streampack.report.stats import simulation_view, stats_table
 from streampack.runtime.resumable import engine_of
@@ -48,12 +48,6 @@ def run_plan(options: Plan) -> None:
     described = read_config(options.config)
     dataset = build_dataset(described, options.config, World())
     state = read_json(options.state, "state", "state_dict")
-    if described.chapters is None and (uses := describe_uses(dataset)):
-        if options.as_json:
-            print_json({"config": str(options.config), "uses": uses})
-        else:
-            output_console().print("\n".join(uses_lines(uses)), markup=False, highlight=False)
-        return
     with progress("planning", hidden=options.as_json):
         chapters = report.describe_run(dataset, state)
     if options.as_json:

@@ -287,41 +287,6 @@ class StreamCursor:
         self.at, self._peeked = (cursor, offset), NOTHING
 
 
-def lane_drift(recipe: Recipe, queue: int) -> float | None:
-    """Return the passes by which lanes drift apart while they serve one pass of a queue's streams.
-
-    Lanes serve as many packs, and hold unequal numbers of tokens. None if lengths are not known.
-    """
-    drift = 0.0
-    for number in recipe.streams_in(queue):
-        lanes = [LaneStream(recipe, number, lane) for lane in range(recipe.num_lanes)]
-        if recipe.num_lanes == 1 or recipe.assignment(number)[1] is None:
-            continue  # all lanes take from one sequence
-        if recipe.streams[number].prepare is not None:
-            return None
-        tokens = np.array([lane.tokens_in_pass for lane in lanes if not lane.is_empty])
-        drift = max(drift, float(tokens.mean() / tokens.min() - tokens.mean() / tokens.max()))
-    return drift
-
-
-def used_twice(recipe: Recipe, number: int, tokens: int) -> int | None:
-    """Return how many samples of a stream come twice before others come once.
-
-    The lanes take so many of its tokens, less than one pass. None if lengths are not known.
-    """
-    stream, lanes = recipe.streams[number], range(recipe.num_lanes)
-    if recipe.assignment(number)[1] is None or tokens >= stream.num_tokens:
-        return 0
-    if stream.prepare is not None:
-        return None
-    twice = 0
-    for lane in lanes:
-        own = LaneStream(recipe, number, lane)
-        part = own.range_of(0)[1] if recipe.chapter is None else -(-tokens // len(lanes))
-        twice += max(own.find_tokens(part)[0] - recipe.samples_in(number, lane), 0)
-    return twice
-
-
 def is_used(recipe: Recipe, lane: int, queue: int) -> bool:
     """Return whether epochs take any sample in a queue of a lane."""
     return any(LaneStream(recipe, number, lane).is_used for number in recipe.streams_in(queue))

@@ -19,11 +19,9 @@ from streampack.errors import ConfigError
 from streampack.plan.chapter_plan import ChapterPlan
 from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.comparison import differences, flat
-from streampack.plan.lane_stream import lane_drift, used_twice
 from streampack.plan.reader import PlanReader
 from streampack.plan.recipe import Recipe
 from streampack.plan.repeats import taken_tokens
-from streampack.plan.spans import RunPlan
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.runtime.resumable import engine_of
@@ -89,45 +87,8 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
     return {
         "chapters": chapters,
         "stands_at": stands_at,
-        "uses": describe_uses(dataset),
         "is_exact": {"steps": True, "tokens": True, "passes": False},
     }
-
-
-def describe_uses(dataset: PackedStreamingDataset) -> dict[str, dict[str, Any]]:
-    """Return how unequally the samples of each stream may be used, at any point of an endless run.
-
-    Args:
-        dataset: A dataset with chapters or ``epoch_end="carry"``. It stays as it is.
-
-    Returns:
-        By name of stream: `in_lane`, the most by which the uses of two samples in a lane differ,
-        and `per_pass`, the passes by which lanes drift apart in each pass. Both are missing if
-        epochs end with all that they take delivered. `twice`, where it is not 0: samples that come
-        twice before others come once, though the epoch or run takes less than a pass, in tokens.
-        None: the lengths of a remote stream are not known.
-    """
-    engine = engine_of(dataset)
-    recipe = engine.recipe
-    uses: dict[str, dict[str, Any]] = {}
-    in_lane = 3 if recipe.is_mixed and len(recipe.streams) > 1 else 2
-    for number, name in enumerate(recipe.names):
-        if (twice := _used_twice(engine.run, number)) != 0:
-            uses[name] = {"twice": twice}
-        if recipe.is_endless:
-            drift = lane_drift(recipe, 0 if recipe.is_mixed else number)
-            uses[name] = uses.get(name, {}) | {"in_lane": in_lane, "per_pass": drift}
-    return uses
-
-
-def _used_twice(run: RunPlan, number: int) -> int | None:
-    recipe = run.recipes[0]
-    if run.chapters:
-        pairs = zip(run.recipes, run.chapters, strict=True)
-        taken = [_taken(each, _shown_slots(each, plan)) for each, plan in pairs]
-        return used_twice(recipe, number, int(sum(tokens[number] for tokens in taken)))
-    quota = recipe.streams[number].quota
-    return used_twice(recipe, number, quota.amount) if quota.unit == "tokens" else 0
 
 
 def _delivered(engine: PlanEngine) -> tuple[Int64Array, Float64Array]:
@@ -149,27 +110,6 @@ def _delivered(engine: PlanEngine) -> tuple[Int64Array, Float64Array]:
     steps = packs // np.array([each.global_batch_size for each in run.recipes])
     amounts = counts[:, :, TOKENS if recipe.target_unit == "tokens" else SAMPLES]
     return steps, amounts / np.maximum(amounts.sum(axis=1, keepdims=True), 1)
-
-
-def uses_lines(uses: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what `describe_uses` found as sentences, one for each stream."""
-    lines = []
-    for name, found in uses.items():
-        if (twice := found.get("twice", 0)) != 0:
-            some = "samples may" if twice is None else f"about {twice:,} samples"
-            lines.append(
-                f"stream {name!r}: {some} come twice before others come once, as lanes hold "
-                "unequal numbers of tokens; take at most num_lanes times those of the smallest lane"
-            )
-        if "in_lane" not in found:
-            continue
-        drift = found["per_pass"]
-        between = f", and {drift:.3f} more between lanes for each pass" if drift else ""
-        if drift is None:
-            between = ", and more between lanes, by lengths that no length file tells"
-        least = found["in_lane"]
-        lines.append(f"stream {name!r}: uses of two samples differ by at most {least}{between}")
-    return lines
 
 
 def _describe(recipe: Recipe, plan: ChapterPlan, used: list[Fraction]) -> dict[str, Any]:
@@ -215,7 +155,7 @@ def chapters_view(described: Mapping[str, Any]) -> Group:
     if described["stands_at"] is not None:
         place = described["stands_at"]
         notes.append(f"the state is in chapter {place['chapter']}, at its step {place['step']}")
-    return Group(chapter_table(described), Text("\n".join(notes + uses_lines(described["uses"]))))
+    return Group(chapter_table(described), Text("\n".join(notes)))
 
 
 def _changes(before: Recipe, after: Recipe) -> list[str]:

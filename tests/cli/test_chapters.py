@@ -13,7 +13,6 @@ import yaml
 from streampack import ConfigError, PackedDataLoader, World
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
-from streampack.write import write_stream
 from tests.helpers.datasets import write_chapter_streams
 from tests.helpers.verbs import call_verb
 
@@ -93,49 +92,3 @@ def test_a_plan_says_where_a_state_stands(config, tmp_path):
         pass
     state.write_text(json.dumps(loader.state_dict()))
     assert "the state is in chapter 1, at its step 3" in call("plan", path, "--state", state)
-
-
-def test_a_plan_says_how_unequally_samples_are_used(config):
-    path = config()
-    uses = json.loads(call("plan", path, "--json"))["uses"]
-    assert uses["math"] == {"in_lane": 2, "per_pass": 0.0}
-    assert "stream 'math': uses of two samples differ by at most 2" in call("plan", path)
-
-
-@pytest.mark.parametrize(
-    ("lanes", "between"), [(1, ""), (2, r", and \d\.\d+ more between lanes for each pass")]
-)
-def test_a_plan_of_epochs_that_carry_on_says_so_too(tmp_path, lanes, between):
-    write_stream(([1] * (number // 8 + 1) for number in range(400)), tmp_path / "web")
-    path = tmp_path / "run.yaml"
-    config = {
-        "streams": [{"local": str(tmp_path / "web")}],
-        "packing": {"max_seq_len": 64},
-        "mixing": {"epoch_end": "carry"},
-        "order": {"num_lanes": lanes},
-        "batch_size": 2,
-    }
-    path.write_text(yaml.safe_dump(config))
-    uses = json.loads(call("plan", path, "--json"))["uses"]
-    assert [found["in_lane"] for found in uses.values()] == [2]
-    assert re.search(f"uses of two samples differ by at most 2{between}$", call("plan", path))
-
-
-def test_a_plan_says_how_many_samples_of_less_than_a_pass_come_twice(tmp_path):
-    write_stream(([1] * (number // 8 + 1) for number in range(400)), tmp_path / "web")
-    write_stream(([1] * 20 for number in range(400)), tmp_path / "code")
-    path = tmp_path / "run.yaml"
-    config = {
-        "streams": [
-            {"local": str(tmp_path / "web"), "choose": 10_150},  # of 10,200
-            {"local": str(tmp_path / "code"), "choose": 4_000},
-        ],
-        "packing": {"max_seq_len": 64},
-        "mixing": {"weight_unit": "tokens", "global_batch_size": 4},
-        "order": {"num_lanes": 2},
-        "batch_size": 2,
-    }
-    path.write_text(yaml.safe_dump(config))
-    [twice] = json.loads(call("plan", path, "--json"))["uses"].values()
-    assert twice["twice"] > 0
-    assert f"stream 'web': about {twice['twice']} samples come twice" in call("plan", path)
