@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
-from streampack._checks import check_choice, read_integer
+from streampack._checks import check_at_most, check_choice, read_integer
 from streampack._layout import DP_DIMENSIONS, device_places, evenly_spaced, process_group, ranks_of
 from streampack._layout import read_megatron as megatron_fields
 from streampack._layout import read_mesh as mesh_fields
@@ -53,6 +53,7 @@ NUMBERS = (
     *("rank", "num_ranks", "ranks_per_node", "replication", "context_parallel"),
     *("dp_rank", "dp_size", "cp_rank"),
 )
+MAX_RANKS = 2**20  # places are found from a list of all ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,7 @@ class World:
             if (given := getattr(self, name)) is not None:
                 number = read_integer(name, given, "write a whole number, such as 1")
                 object.__setattr__(self, name, number)
+        check_at_most("num_ranks", self.num_ranks, MAX_RANKS)
         if self.num_ranks < 1 or not 0 <= self.rank < self.num_ranks:
             raise ConfigError(
                 f"rank={self.rank} is not one of num_ranks={self.num_ranks}; ranks count from 0"

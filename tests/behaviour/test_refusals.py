@@ -142,6 +142,10 @@ CONFIGS = [
         r"rank=4 is not one of num_ranks=4; ranks count from 0",
     ),
     (
+        lambda: World(num_ranks=2**31 - 1),
+        r"num_ranks=2147483647 is more than the maximum of 1048576; lower it",
+    ),
+    (
         lambda: Chapter(weights={"web": -1}),
         r"weights\['web'\]=-1 is not a weight; write a number of at least 0, such as 0.5",
     ),
