@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import accumulate, chain, compress
+from itertools import accumulate, compress
 from typing import Any
 
 import orjson
@@ -25,7 +25,7 @@ from streampack._extras import installed
 from streampack.texts.inputs.slices import RowBatch
 from streampack.texts.rows import RowFormat, tokenizer_digest
 from streampack.texts.table import TextTable, read_shard
-from streampack.texts.token_shard import ShardFormat, row_encoder
+from streampack.texts.token_shard import ShardFormat, keep_probed, row_encoder
 from streampack.texts.transform import Transform
 
 PROBE_ROWS = 256
@@ -91,12 +91,17 @@ def probe(table: TextTable, form: ShardFormat) -> tuple[str, float]:
     """
     digest, encoder = hashlib.blake2b(digest_size=16), row_encoder(form)
     num_rows = num_tokens = num_bytes = 0
-    shards = map(table.shard, range(len(table)))
-    batches = (read_shard(shard, form.rows.selection, form.transform) for shard in shards)
-    for batch in chain.from_iterable(batches):
+    batches = (
+        (shard, batch)
+        for shard in map(table.shard, range(len(table)))
+        for batch in read_shard(shard, form.rows.selection, form.transform)
+    )
+    for shard, batch in batches:
         taken, size = _first(batch, PROBE_ROWS - num_rows, PROBE_BYTES - num_bytes)
         num_bytes += size
-        for samples in encoder.encode(taken):
+        encoded = encoder.encode(taken)
+        keep_probed(shard, form, dict(zip(taken.rows, encoded, strict=True)))
+        for samples in encoded:
             for sample in () if isinstance(samples, str) else filter(None, samples):
                 tokens, *others = sample.values()
                 num_tokens += len(tokens)

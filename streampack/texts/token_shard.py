@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,7 @@ ALIGNMENT = 8  # of the ids
 LEAST_RATE_OF_IDS = 0.5
 ROOM = 1.5  # reserved for each token of an estimate: some texts have more than the first ones
 OR_SKIP = "; set on_bad_row='skip' to skip such rows"
+MOST_PROBED = 16  # shards whose first rows wait until they are made; at most 1 MiB of text each
 
 
 class ShardCounts(NamedTuple):
@@ -123,6 +124,19 @@ def dtype_of(tokenizer: Path | None) -> str:
     return "uint16" if is_small else "int32"
 
 
+Encoded: TypeAlias = "dict[int, list[dict[str, Any] | None] | str]"
+"""What `RowEncoder.encode` returned for rows, by their numbers in the shard."""
+probed: dict[tuple[TextShard, ShardFormat], Encoded] = {}
+"""The rows that this process has encoded of shards that are not made yet."""
+
+
+def keep_probed(shard: TextShard, form: ShardFormat, rows: Encoded) -> None:
+    """Keep rows until their shard is made, which so does not encode them again."""
+    probed.setdefault((shard, form), {}).update(rows)
+    if len(probed) > MOST_PROBED:
+        del probed[next(iter(probed))]
+
+
 class _Samples:
     """The samples of a shard, as they are encoded."""
 
@@ -135,11 +149,13 @@ class _Samples:
         self.lengths: list[int] = []
         self.num_bad = self.num_untrained = 0
 
-    def add(self, batch: RowBatch, encoder: RowEncoder) -> None:
-        """Add rows, numbered in the shard."""
+    def add(self, batch: RowBatch, encoder: RowEncoder, known: Encoded) -> None:
+        """Add rows, numbered in the shard, of which some are known."""
         for bad in batch.bad:
             self._refuse(bad.uri, bad.row, bad.reason)
-        for row, samples in zip(batch.rows, encoder.encode(batch), strict=True):
+        others = iter(encoder.encode(batch.take([row not in known for row in batch.rows])))
+        for row in batch.rows:
+            samples = known[row] if row in known else next(others)
             if isinstance(samples, str):
                 self._refuse(*self._shard.place(row), samples)
                 continue
@@ -205,8 +221,9 @@ def make_token_shard(
         DataError: If a row is bad and may not be skipped, or a file is damaged or has changed.
     """
     encoder, samples = row_encoder(form), _Samples(shard, form)
+    known = probed.pop((shard, form), {})
     for batch in read_shard(shard, form.rows.selection, form.transform, decoded=decoded):
-        samples.add(batch, encoder)
+        samples.add(batch, encoder, known)
     counts, pieces = samples.pieces()
     LocalFilesystem().write(to, [seal(MAGIC, pieces), *pieces])
     return counts

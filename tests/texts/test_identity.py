@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from streampack.texts import units
 from streampack.texts.identity import Identity, described, fingerprint, probe, token_shard_name
 from streampack.texts.rows import RowFormat, tokenizer_digest
 from streampack.texts.table import TextTable, open_table
-from streampack.texts.token_shard import ShardFormat
+from streampack.texts.token_shard import ShardFormat, make_token_shard, probed, row_encoder
 from streampack.texts.tokenization import load_tokenizer, tokenizer_folder
 from streampack.texts.transform import Transform
 from tests.helpers.inputs import TEXT, write_rows
@@ -162,6 +163,40 @@ def test_a_probe_reads_the_first_rows_and_no_more(tmp_path, words):
     assert probe_of(long, rows)[1] == pytest.approx(0.5, rel=1e-3)
     empty = open_table(write_rows(tmp_path / "e.jsonl", [""]), TEXT, tmp_path)
     assert probe_of(empty, rows)[1] == 0.25
+
+
+def test_rows_that_were_probed_are_not_encoded_again_for_their_shards(tmp_path, words, monkeypatch):
+    monkeypatch.setattr(units, "SHARD_BYTES", 1 << 10)
+    texts = [text.replace("b", "b" * (number % 9 > 0)) for number, text in enumerate(TEXTS)]
+    rows = rows_of(words)
+    form = ShardFormat(rows=rows, digest=tokenizer_digest(rows), dtype="uint16")
+    table = open_table(write_rows(tmp_path / "a.jsonl", texts), TEXT, tmp_path)
+    assert len(table) == 6
+    seen: list[str] = []
+    encoder = row_encoder(form)
+    encode = encoder._texts
+    monkeypatch.setattr(encoder, "_texts", lambda some: seen.extend(some) or encode(some))
+
+    def made(number: int) -> bytes:
+        make_token_shard(table.shard(number), form, None, tmp_path / "shard")
+        return (tmp_path / "shard").read_bytes()
+
+    alone = list(map(made, range(len(table))))
+    seen.clear()
+    probe(table, form)
+    assert list(map(made, range(len(table)))) == alone
+    assert Counter(seen) == Counter(texts)
+    assert seen[:256] == texts[:256]
+
+
+def test_rows_that_were_probed_are_kept_of_few_shards(tmp_path, words, monkeypatch):
+    monkeypatch.setattr("streampack.texts.token_shard.MOST_PROBED", 2)
+    probed.clear()
+    for name in "abc":
+        table = open_table(write_rows(tmp_path / f"{name}.jsonl", ["a"]), TEXT, tmp_path)
+        probe_of(table, rows_of(words))
+    assert [Path(shard.units[0].uri).name for shard, _ in probed] == ["b.jsonl", "c.jsonl"]
+    probed.clear()
 
 
 def test_a_name_of_the_hub_is_resolved_to_a_revision_offline_too(tmp_path, words, monkeypatch):
