@@ -25,7 +25,7 @@ import record
 import zstandard
 from bench_tokenize import read_texts
 
-from streampack.texts.inputs.listing import split_inputs
+from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.inputs.read import read_rows
 from streampack.texts.inputs.values import RowSelection
 
@@ -33,7 +33,6 @@ BYTES_PER_TOKEN = 3.7  # of such text, with a vocabulary of 32,768
 NEEDED_TOKENS_PER_S = 10_000_000
 FORMATS = ("jsonl", "jsonl.gz", "jsonl.zst", "csv", "parquet", "arrow", "ids.jsonl", "ids.parquet")
 SIZES = {"documents": 4000, "short": 200}
-PART_BYTES = 16 << 20
 ROWS_TOGETHER = 1000
 
 
@@ -75,7 +74,7 @@ def read_all(path: Path, selection: RowSelection) -> tuple[int, float]:
     """Return the number of rows, and the processor seconds to read them."""
     begin = time.process_time()
     num_rows = 0
-    for part in split_inputs([str(path)], PART_BYTES):
+    for part in list_inputs([str(path)]):
         for batch in read_rows(part, selection):
             num_rows += len(batch.values)
     return num_rows, time.process_time() - begin

@@ -32,14 +32,13 @@ from streampack.storage.verify import as_data_error
 from streampack.stores.retries import request
 from streampack.texts.inputs.slices import InputSlice
 from streampack.texts.inputs.values import RowSelection
-from streampack.texts.units import LINES, ROWS, count_file
+from streampack.texts.units import LINES, ROWS, THREADS, count_file
 from streampack.types import Int64Array
 
 FOLDER = "tables"
 INDEX_FILE = "rows.npz"
 LENGTHS_FILE = "lengths.npz"
 BYTES_OF_PIECE = 40
-THREADS = 8  # reading and decompression take most of the time, and run in parallel
 Known: TypeAlias = dict[str, tuple[str, Int64Array]]
 """Version and pieces by name."""
 
@@ -52,8 +51,8 @@ def count_files(
     wanted: RowSelection,
     cache: Path,
     index: str | os.PathLike[str] | None = None,
-) -> list[Int64Array]:
-    """Return the pieces of files; those that the cache and the index lack are counted.
+) -> dict[str, Int64Array]:
+    """Return the pieces of files by name; those that the cache and the index lack are counted.
 
     Raises:
         ConfigError: If lines of a store are not counted yet.
@@ -73,7 +72,7 @@ def count_files(
                 known[file.uri] = file.version, pieces
             with replaced(path) as temporary:
                 temporary.write_bytes(as_npz(_arrays(files, [known[f.uri][1] for f in files])))
-    return [known[file.uri][1] for file in files]
+    return {file.uri: known[file.uri][1] for file in files}
 
 
 def write_index(files: Sequence[InputSlice], out: str) -> list[int]:

@@ -46,15 +46,19 @@ class Identity:
     def of(cls, rows: RowFormat, transform: Transform | None = None) -> Identity:
         """Return the identity of rows of a format; loads the tokenizer."""
         options = {k: v for k, v in asdict(rows).items() if k != "tokenizer"}
-        libraries = ["tokenizers", *(["gigatoken"] if rows.backend == "gigatoken" else [])]
-        libraries += [] if rows.chat is None else ["transformers", "jinja2"]
-        found = {name: installed(name) for name in libraries}
-        versions = {"streampack": streampack.__version__, **found}
+        versions = library_versions(rows.backend, is_chat=rows.chat is not None)
         described = [options, tokenizer_digest(rows), transform and asdict(transform)]
         return cls(
             options=json.dumps(described, sort_keys=True),
             versions=json.dumps(versions, sort_keys=True),
         )
+
+
+def library_versions(backend: str, *, is_chat: bool) -> dict[str, str | None]:
+    """Return the versions of what token ids depend on, streampack among it, by name."""
+    libraries = ["tokenizers", *(["gigatoken"] if backend == "gigatoken" else [])]
+    libraries += ["transformers", "jinja2"] if is_chat else []
+    return {"streampack": streampack.__version__} | {name: installed(name) for name in libraries}
 
 
 def token_shard_name(table: TextTable, number: int, identity: Identity) -> str:

@@ -180,8 +180,8 @@ def open_table(
         inputs = [str(path)]
     listed = list_inputs(inputs)
     named = [each if is_url(each) else os.path.abspath(each) for each in inputs]
-    counted = count_files(named, list(filter(is_counted, listed)), wanted, cache, index)
-    pieces, num_pieces = join_pieces(listed, counted)
+    known = count_files(named, list(filter(is_counted, listed)), wanted, cache, index)
+    pieces, num_pieces = join_pieces(listed, known)
     rows = np.bincount(np.repeat(np.arange(len(listed)), num_pieces), pieces[:, ROWS], len(listed))
     return TextTable(
         files=tuple(listed),

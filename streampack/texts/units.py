@@ -8,21 +8,24 @@
 
 Pieces do not depend on the cut. With text shards of S bytes, neighbouring pieces that begin in the
 same S bytes of text are a unit; so are neighbouring files that are smaller than S. A unit of a
-table, or a shard of MDS, is cut further, into shards of equal numbers of rows.
+table, or a shard of MDS, is cut further, into shards of equal numbers of rows. `streampack write`
+takes units of whole rows that are not counted, so that no line is read before it is written.
 
-Cost: lines are read once, at 1 to 2 GB/s; of tables, headers alone are.
+Cost: lines are counted once, at 1 to 2 GB/s; of tables, headers alone are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import BinaryIO
 
 import numpy as np
 
 from streampack._paths import is_url
-from streampack.errors import DataError
+from streampack._threads import ordered_thread_map
+from streampack.errors import DamagedInputError, DataError
 from streampack.texts.inputs.lines import DELIMITERS, csv_ends, refuse_array
 from streampack.texts.inputs.read import read_pieces
 from streampack.texts.inputs.shards import is_compressed_shard, raw_bytes_of
@@ -37,6 +40,8 @@ START, STOP, ROWS, TEXT, AT_REST = range(5)
 SHARD_BYTES = 4 << 20
 MAX_SHARDS = 1 << 16  # about; each has at least 4 MiB
 UNIT_BYTES = 64 << 20
+SCAN_BYTES = 1 << 16  # for the end of a line
+THREADS = 8  # reading and decompression take most of the time, and run in parallel
 HEAD_BYTES = 4096  # of a decoded unit beside its rows, in Arrow IPC
 LINES = ("jsonl", *DELIMITERS)
 TABLES = ("parquet", "arrow")
@@ -49,14 +54,13 @@ def is_counted(file: InputSlice) -> bool:
 
 
 def join_pieces(
-    files: Sequence[InputSlice], counted: Sequence[Int64Array]
+    files: Sequence[InputSlice], known: Mapping[str, Int64Array]
 ) -> tuple[Int64Array, Int64Array]:
     """Return the pieces of all files, shape (num_pieces, 5), and the number of each file's.
 
-    `counted` are those of the files that are counted, in order.
+    `known` has those of files that are not one piece, by name.
     """
-    known = iter(counted)
-    pieces = [next(known) if is_counted(file) else _whole_piece(file) for file in files]
+    pieces = [known[f.uri] if f.uri in known else _whole_piece(f) for f in files]
     return np.concatenate(pieces), np.array(list(map(len, pieces)), np.int64)
 
 
@@ -137,8 +141,69 @@ def _csv_pieces(chunks: Iterable[bytes], file: InputSlice) -> Iterator[Piece]:
         yield start, end, rows, end - start, end - start
 
 
-def _next_multiple(position: int) -> int:
-    return (position // SHARD_BYTES + 1) * SHARD_BYTES
+def _next_multiple(position: int, of: int = SHARD_BYTES) -> int:
+    return (position // of + 1) * of
+
+
+def uncounted_units(
+    files: Sequence[InputSlice], wanted: RowSelection, size: int, *, skips_damage: bool = False
+) -> list[tuple[InputSlice, ...]]:
+    """Return units of about `size` bytes of text, of which no row is counted.
+
+    JSON lines are cut without reading them, Parquet by its footer. Other files, compressed ones and
+    those of up to `size` bytes are not opened. With `skips_damage`, a damaged one is not cut.
+
+    Raises:
+        DataError: If a file cannot be read, is damaged or changes meanwhile.
+    """
+    large = [f for f in files if f.num_bytes > size and f.compression is None]
+    cut = [file for file in large if file.format in ("jsonl", "parquet")]
+
+    def pieces_of(file: InputSlice) -> Int64Array:
+        try:
+            return _uncounted(file, size) if file.format == "jsonl" else count_file(file, wanted)
+        except DamagedInputError:
+            if not skips_damage:
+                raise
+            return _whole_piece(file)
+
+    found = ordered_thread_map(cut, pieces_of, 2 * THREADS, THREADS)
+    known = dict(zip((file.uri for file in cut), found, strict=True))
+    pieces, num_pieces = join_pieces(files, known)
+    owner = np.repeat(np.arange(len(files)), num_pieces)
+    text = pieces[:, TEXT]
+    is_small = (np.bincount(owner, text, len(files)) < size)[owner]
+    first = _unit_begins(owner, text, is_small, np.zeros(len(owner), np.bool_), size)
+    return [
+        _unit_of(files, owner[begin:end], pieces[begin:end], num_pieces)
+        for begin, end in pairwise([*first.tolist(), len(owner)])
+    ]
+
+
+def _uncounted(file: InputSlice, size: int) -> Int64Array:
+    """Return the pieces of lines up to the first end at or after each multiple of `size` bytes."""
+    pieces, start = [], 0
+    with open_input(file, is_sequential=False) as opened:
+        while start < file.num_bytes:
+            opened.file.seek(min(_next_multiple(start, size), file.num_bytes) - 1)
+            while (read := opened.file.readline(SCAN_BYTES)) and not read.endswith(b"\n"):
+                pass
+            stop = opened.file.tell()
+            pieces.append((start, stop, 0, stop - start, stop - start))
+            start = stop
+    return np.array(pieces, np.int64)
+
+
+def _unit_of(
+    files: Sequence[InputSlice], owner: Int64Array, pieces: Int64Array, num_pieces: Int64Array
+) -> tuple[InputSlice, ...]:
+    """Return the slices of a unit, whose pieces are of the files that own them."""
+    first, last = int(owner[0]), int(owner[-1])
+    if first < last or len(pieces) == num_pieces[first]:
+        return tuple(files[first : last + 1])
+    start, stop, at_rest = pieces[0, START], pieces[-1, STOP], pieces[:, AT_REST].sum()
+    cut = replace(files[first], start=int(start), stop=int(stop), num_bytes=int(at_rest))
+    return (cut,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

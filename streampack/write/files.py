@@ -2,7 +2,7 @@
 
 ::
 
-    inputs --split--> slices --> job.json --> parts --engine--> part.json ... --commit--> index.json
+    files --cut--> units --> job.json --> parts --engine--> part.json ... --commit--> index.json
 
 The stream is a function of the input, the settings and the versions. It is the same, byte for byte,
 for any number of processes, any engine, any order of the parts and any number of interruptions.
@@ -33,6 +33,7 @@ from streampack.mds.codecs import HASHES
 from streampack.mds.encoder import index_json
 from streampack.mds.index import INDEX_FILE, ShardFile, parse_index
 from streampack.mds.length_file import LENGTH_FILE, length_file_pieces
+from streampack.texts.units import uncounted_units
 from streampack.types import UInt32Array
 from streampack.write.engines import write_parts
 from streampack.write.job import (
@@ -41,10 +42,9 @@ from streampack.write.job import (
     SAMPLES_FILE,
     Job,
     Part,
-    append_to_job,
+    begin_job,
     is_begun,
     read_job,
-    start_job,
 )
 from streampack.write.job_output import Output, open_output
 from streampack.write.options import WriteOptions, Written
@@ -83,9 +83,15 @@ def write_texts(
     inputs = [shown_path(path) for path in paths]
     _check_place(output, inputs)
     known = read_job(output) if is_begun(output) else None
-    settings, slices = plan_job(inputs, options, None if known is None else known.settings)
-    begin = append_to_job if options.append else start_job
-    return write_job(output, begin(output, settings, slices), options, progress)
+    settings, files = plan_job(inputs, options, None if known is None else known.settings)
+    cut = partial(
+        uncounted_units,
+        wanted=options.rows.selection,
+        size=settings["part_bytes"],
+        skips_damage=options.on_bad_row == "skip",
+    )
+    job = begin_job(output, settings, files, cut, append=options.append)
+    return write_job(output, job, options, progress)
 
 
 def write_job(

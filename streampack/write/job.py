@@ -6,22 +6,23 @@
     job.00001.json   the same settings, parts 3 4        one more for each --append
     parts/<id>/      of each part: shards, samples.bin, and last part.json
 
-A part is one slice of the input, or several small neighbours of it. Its id is a hash of the slices
-and of the settings. So every process that writes a part writes the same bytes to the same names.
+A part is a unit of the input (texts/units.py): a range of a file, or several small files. Its id is
+a hash of the unit and of the settings. So every process that writes a part writes the same bytes to
+the same names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar, cast
 
-import streampack
 from streampack._extras import installed
 from streampack.errors import ConfigError, DataError
 from streampack.mds.index import INDEX_FILE
+from streampack.texts.identity import library_versions
 from streampack.texts.inputs.slices import InputSlice
 from streampack.write.job_output import Output
 
@@ -29,14 +30,14 @@ JOB_FILE = "job.json"
 PARTS = "parts"
 PART_FILE = "part.json"
 SAMPLES_FILE = "samples.bin"
-JOB_VERSION = 5
-LIBRARIES = ("tokenizers", "zstandard")
+JOB_VERSION = 6
 Versions: TypeAlias = dict[str, str | None]
 ANOTHER = "repeat the command that began it, or name another folder"
 ENCODING = (
     *("special_tokens", "backend", "train_on", "chat_template", "max_seq_len"),
     *("template_kwargs", "context_roles", "ignore_fields"),
 )
+Units: TypeAlias = tuple[InputSlice, ...]
 Settings: TypeAlias = dict[str, Any]
 """Everything but the input that the bytes of parts depend on, as JSON has it: the fields of
 `SampleSchema`, `ShardLayout` and `RowSelection`, the options in `ENCODING`, `part_bytes`, and the
@@ -81,12 +82,13 @@ class JobFile:
     parts: tuple[Part, ...]
 
     @classmethod
-    def of(cls, settings: Settings, slices: Iterable[InputSlice]) -> JobFile:
+    def of(cls, settings: Settings, parts: Iterable[Units]) -> JobFile:
         """Return the file of a command, with the installed versions."""
+        own = compared(settings)
         return cls(
             settings=settings,
-            versions=current_versions(settings["backend"]),
-            parts=_parts_of(slices, settings),
+            versions=current_versions(settings),
+            parts=tuple(_part_of(units, own) for units in parts),
         )
 
     @property
@@ -138,10 +140,10 @@ class Job:
         return tuple(part for file in self.files for part in file.parts)
 
 
-def current_versions(backend: str) -> Versions:
+def current_versions(settings: Settings) -> Versions:
     """Return the versions of streampack and of the libraries that bytes depend on."""
-    libraries = LIBRARIES if backend != "gigatoken" else (*LIBRARIES, backend)
-    return {"streampack": streampack.__version__} | {name: installed(name) for name in libraries}
+    of_ids = library_versions(settings["backend"], is_chat=settings["option"] == "chat")
+    return {**of_ids, "zstandard": installed("zstandard")}
 
 
 def read_job(output: Output) -> Job | None:
@@ -152,44 +154,55 @@ def read_job(output: Output) -> Job | None:
     return Job(files=tuple(files)) if files else None
 
 
-def start_job(output: Output, settings: Settings, slices: Sequence[InputSlice]) -> Job:
-    """Write the description of a new job, or return the same one that is there already.
+def begin_job(
+    output: Output,
+    settings: Settings,
+    files: Sequence[InputSlice],
+    cut: Callable[[Sequence[InputSlice]], Sequence[Units]],
+    *,
+    append: bool = False,
+) -> Job:
+    """Return the job of an output, which is written first; with `append`, extended by new files.
+
+    `cut` returns the units of files, of which each is a part.
 
     A job of which no part is done is replaced. Until the stream is whole, files may change: their
     parts are rewritten, and others are kept. Another job, or anything else, is refused.
     """
-    job = read_job(output)
+    job, ours = read_job(output), _versions_of(files)
+    if job is None and append:
+        raise ConfigError(
+            f"out={output.url!r} has no {JOB_FILE}, so append=True has nothing to add to; omit it "
+            "to write a new stream"
+        )
     if job is None and not output.is_empty():
         raise ConfigError(
             f"out={output.url!r} exists already and is not empty, and has no {JOB_FILE} to "
             "resume; remove it, or name another"
         )
-    file = JobFile.of(settings, slices)
     if job is None:
-        output.put_new(JOB_FILE, file.encode())
-    elif job.files != (file,):
-        names, own = ({one.uri for one in each.slices} for each in (job.files[0], file))
-        # A command that could not work was corrected, or a bad input, until the stream is whole.
-        is_corrected = (
-            compared(job.settings) == compared(settings)
-            and (job.files[0].versions, names) == (file.versions, own)
-            and len(job.files) == 1
-            and output.read(INDEX_FILE) is None
+        output.put_new(JOB_FILE, JobFile.of(settings, cut(files)).encode())
+    elif not append and _is_replaced(output, job, settings, ours):
+        output.put(JOB_FILE, JobFile.of(settings, cut(files)).encode())
+    while True:  # another process may have been first
+        job = read_job(output) or Job(files=())
+        _check_same(output, job, settings)
+        theirs = _versions_of(one for file in job.files for one in file.slices)
+        _check_unchanged(output, theirs, ours)
+        new = [file for file in files if file.uri not in theirs]
+        if not append or not new:
+            break
+        added = JobFile.of(settings, cut(new))
+        output.put_new(_file_name(len(job.files)), added.encode())
+    first = _versions_of(job.files[0].slices)
+    if not append and list(first) != list(ours):
+        differing = sorted(first.keys() ^ ours.keys()) or list(ours)
+        raise ConfigError(
+            f"out={output.url!r} has another job, of other inputs or in another order "
+            f"({', '.join(differing[:3])}{', ...' if len(differing) > 3 else ''}); {ANOTHER}, or "
+            "set append=True to add inputs that it does not have"
         )
-        if is_corrected or not is_begun(output):
-            output.put(JOB_FILE, file.encode())
-    job = read_job(output) or Job(files=(file,))  # another process may have been first
-    _check_same(output, job, settings)
-    theirs, ours = job.files[0].slices, tuple(slices)
-    if theirs == ours:
-        return job
-    _check_unchanged(output, theirs, ours)
-    differing = sorted({one.uri for one in set(theirs) ^ set(ours)}) or [ours[0].uri]
-    raise ConfigError(
-        f"out={output.url!r} has another job, of other inputs or in another order "
-        f"({', '.join(differing[:3])}{', ...' if len(differing) > 3 else ''}); {ANOTHER}, or set "
-        "append=True to add inputs that it does not have"
-    )
+    return job
 
 
 def is_begun(output: Output) -> bool:
@@ -197,24 +210,23 @@ def is_begun(output: Output) -> bool:
     return bool(output.names(f"{PARTS}/", f"/{PART_FILE}"))
 
 
-def append_to_job(output: Output, settings: Settings, slices: Sequence[InputSlice]) -> Job:
-    """Add the slices that a job does not have yet, as one more job file."""
-    while True:
-        job = read_job(output)
-        if job is None:
-            raise ConfigError(
-                f"out={output.url!r} has no {JOB_FILE}, so append=True has nothing to add to; "
-                "omit it to write a new stream"
-            )
-        _check_same(output, job, settings)
-        known = {one for file in job.files for one in file.slices}
-        _check_unchanged(output, known, slices)
-        names = {one.uri for one in known}  # a file is added as a whole, however it was split
-        new = [one for one in slices if one.uri not in names]
-        if not new:
-            return job
-        # If another process was first, its additions are compared with ours.
-        output.put_new(_file_name(len(job.files)), JobFile.of(settings, new).encode())
+def _is_replaced(output: Output, job: Job, settings: Settings, ours: dict[str, str]) -> bool:
+    """Return whether a command replaces a job, because it, or one of its inputs, was corrected."""
+    first, theirs = job.files[0], _versions_of(job.files[0].slices)
+    is_like = (
+        compared(job.settings) == compared(settings)
+        and first.versions == current_versions(settings)
+        and len(job.files) == 1
+    )
+    if is_like and list(theirs.items()) == list(ours.items()):
+        return False
+    is_corrected = is_like and theirs.keys() == ours.keys() and output.read(INDEX_FILE) is None
+    return is_corrected or not is_begun(output)
+
+
+def _versions_of(slices: Iterable[InputSlice]) -> dict[str, str]:
+    """Return the versions of files, in order."""
+    return {one.uri: one.version for one in slices}
 
 
 def _check_same(output: Output, job: Job, settings: Settings) -> None:
@@ -227,9 +239,9 @@ def _check_same(output: Output, job: Job, settings: Settings) -> None:
             )
 
 
-def check_versions(output: Output, theirs: Versions, backend: str) -> None:
+def check_versions(output: Output, theirs: Versions, settings: Settings) -> None:
     """Refuse to write parts with other versions than their job file states."""
-    for name, ours in current_versions(backend).items():
+    for name, ours in current_versions(settings).items():
         if theirs.get(name) != ours:
             raise ConfigError(
                 f"out={output.url!r} was begun with {name} {theirs.get(name)}, but "
@@ -238,34 +250,16 @@ def check_versions(output: Output, theirs: Versions, backend: str) -> None:
             )
 
 
-def _parts_of(slices: Iterable[InputSlice], settings: Settings) -> tuple[Part, ...]:
-    """Return parts of neighbouring slices, of up to `part_bytes` together, or of one slice."""
-    groups: list[list[InputSlice]] = []
-    room = 0
-    for one in slices:
-        if not groups or one.num_bytes > room:
-            groups.append([])
-            room = settings["part_bytes"]
-        groups[-1].append(one)
-        room -= one.num_bytes
-    own = compared(settings)
-    parts = []
-    for group in groups:
-        text = json.dumps([own, [asdict(one) for one in group]], sort_keys=True).encode()
-        digest = hashlib.blake2b(text, digest_size=10).hexdigest()
-        parts.append(Part(id=digest, slices=tuple(group)))
-    return tuple(parts)
+def _part_of(units: Units, own: Settings) -> Part:
+    text = json.dumps([own, [asdict(one) for one in units]], sort_keys=True).encode()
+    return Part(id=hashlib.blake2b(text, digest_size=10).hexdigest(), slices=units)
 
 
-def _check_unchanged(
-    output: Output, theirs: Iterable[InputSlice], ours: Iterable[InputSlice]
-) -> None:
-    versions = {one.uri: one.version for one in theirs}
-    for one in ours:
-        known = versions.get(one.uri, one.version)
-        if known != one.version:
+def _check_unchanged(output: Output, theirs: dict[str, str], ours: dict[str, str]) -> None:
+    for uri, version in ours.items():
+        if (known := theirs.get(uri, version)) != version:
             raise ConfigError(
-                f"{one.uri}: has changed ({known} is now {one.version}) since out={output.url!r} "
+                f"{uri}: has changed ({known} is now {version}) since out={output.url!r} "
                 "was begun; restore it, put new rows into new files, or name another folder"
             )
 

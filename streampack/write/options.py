@@ -70,7 +70,8 @@ class WriteOptions:
     num_workers: int | None = None
     """Number of tokenizing processes, or None for one per core, or one for small files."""
     part_bytes: int | str = "256mb"
-    """Bytes of input in a part, which is what an interrupted job loses at most per process."""
+    """Bytes of input in a part, of which an interrupted job loses one per process. Those of MDS and
+    of large Parquet files count without compression."""
     engine: EngineName = "processes"
     """Where parts are written: "processes" of this machine, or "ray" for a Ray cluster."""
     part: str | None = None

@@ -104,7 +104,7 @@ def read_result(output: Output, part: Part) -> PartResult | None:
 
 def write_part(task: PartTask) -> Iterator[Event]:
     """Write a part, unless it is done; yield after each batch of rows, and last its result."""
-    check_versions(task.output, task.versions, task.settings["backend"])
+    check_versions(task.output, task.versions, task.settings)
     done = read_result(task.output, task.part)
     if done is None:
         writer = _PartWriter(task)

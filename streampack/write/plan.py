@@ -1,9 +1,9 @@
-"""Planning of a job: its settings and the slices of its input, before anything is written.
+"""Planning of a job: its settings and the files of its input, before anything is written.
 
 ::
 
     options, tokenizer, first rows  -->  Settings    columns and their encodings
-    paths                           -->  InputSlice ... in the order of the input
+    paths                           -->  InputSlice  of each file, in the order of the input
 
 The first batch of rows that has a good one decides on the columns that are kept.
 """
@@ -22,7 +22,7 @@ import numpy as np
 from streampack._checks import parse_bytes
 from streampack.errors import ConfigError
 from streampack.mds.encoder import ShardLayout
-from streampack.texts.inputs.listing import split_inputs
+from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.inputs.read import read_rows
 from streampack.texts.inputs.slices import InputSlice, RowBatch
 from streampack.texts.rows import LOSS_MASK, RowFormat, tokenizer_digest
@@ -43,7 +43,7 @@ HASHES = ("xxh64",)
 def plan_job(
     paths: Sequence[str], options: WriteOptions, known: Settings | None
 ) -> tuple[Settings, Sequence[InputSlice]]:
-    """Return the settings of a job, and the slices of its input.
+    """Return the settings of a job, and the whole files of its input.
 
     The columns of `known`, the settings of the job that is there already, are kept.
     """
@@ -61,8 +61,8 @@ def plan_job(
     if rows.tokenizer is not None and rows.backend == "gigatoken":
         compare_added_tokens(rows.tokenizer)
     skips_damage = options.on_bad_row == "skip"
-    slices = split_inputs(paths, part_bytes, skips_damage=skips_damage)
-    text = next((one for one in slices if one.format == "text"), None)
+    files = list_inputs(paths)
+    text = next((one for one in files if one.format == "text"), None)
     if text is not None and rows.tokenizer is None:
         raise ConfigError(
             f"{text.uri}: is text; set tokenizer= to a tokenizer.json, or name JSON lines of token "
@@ -75,7 +75,7 @@ def plan_job(
         columns, per_token = {**known["columns"], **stated}, tuple(known["per_token"])
     else:
         read = partial(read_rows, selection=selection, skips_damage=skips_damage)
-        batches = chain.from_iterable(map(read, slices)) if selection.keep else iter(())
+        batches = chain.from_iterable(map(read, files)) if selection.keep else iter(())
         columns, per_token = _columns(batches, options.column, dtype, rows)
     schema = SampleSchema(column=options.column, dtype=dtype, columns=columns, per_token=per_token)
     settings = {
@@ -87,7 +87,7 @@ def plan_job(
         "tokenizer_facts": None if rows.tokenizer is None else describe_tokenizer(rows.tokenizer),
         "part_bytes": part_bytes,
     }
-    return json.loads(json.dumps(settings)), slices
+    return json.loads(json.dumps(settings)), files
 
 
 def _dtype_of(options: WriteOptions) -> str:

@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ import pyarrow.ipc
 import pyarrow.parquet
 import zstandard
 
-from streampack.texts.inputs.listing import split_inputs
+from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.inputs.read import read_rows
 from streampack.texts.inputs.slices import BadRow, InputSlice
 from streampack.texts.inputs.values import RowSelection
+from streampack.texts.units import uncounted_units
 
 TEXT = RowSelection("text", "text")
 
@@ -67,7 +69,7 @@ def write_table(path: Path, table: pa.Table, rows_per_piece: int) -> Path:
 
 
 def split(path: Path | str, part_bytes: int = 1 << 40) -> list[InputSlice]:
-    return split_inputs([str(path)], part_bytes)
+    return list(chain.from_iterable(uncounted_units(list_inputs([str(path)]), TEXT, part_bytes)))
 
 
 def rows_of(

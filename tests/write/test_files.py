@@ -28,7 +28,16 @@ from streampack.texts import RowFormat, pool
 from streampack.texts.rows import tokenizer_digest
 from streampack.texts.table import open_table
 from streampack.texts.token_shard import ShardFormat, make_token_shard
-from streampack.write import WriteOptions, engines, files, merge, verify, write_texts
+from streampack.write import (
+    WriteOptions,
+    engines,
+    files,
+    merge,
+    verify,
+    write_stream,
+    write_texts,
+)
+from streampack.write.job import current_versions
 from streampack.write.job_output import LocalOutput
 from tests.helpers.caches import read_all
 from tests.helpers.examples import crossed
@@ -359,6 +368,40 @@ def test_rows_of_a_file_that_is_cut_are_named_by_the_byte_that_they_are_counted_
     before = sum(len(line) <= 2 and line.startswith(b"{") for line in lines)
     assert before == 1
     assert path.read_bytes()[first:].splitlines()[row] == b"{"
+
+
+def test_parts_of_tables_and_of_shards_are_measured_without_compression(tmp_path):
+    table = pa.table({"text": [f"{n:02}" * 500 for n in range(100)]})  # a tenth of it at rest
+    write_table(tmp_path / "in.parquet", table, 10)
+    rows = RowFormat(tokenizer=tokenizer_file(tmp_path))
+    options = options_of(tmp_path, rows=rows, part_bytes=4000)
+    found = write_texts([tmp_path / "in.parquet"], tmp_path / "s", options)
+    assert (found.num_samples, found.num_parts) == (100, 10)
+    samples = [{"tokens": [1], "text": "a" * 4000}] * 9
+    write_stream(samples, tmp_path / "mds", size_limit=4000)
+    options = replace(options, part_bytes=12_000)
+    assert write_texts([tmp_path / "mds"], tmp_path / "of-mds", options).num_parts == 3
+
+
+def test_inputs_that_are_written_are_not_opened_again_to_be_cut(tmp_path, monkeypatch):
+    paths = [jsonl_file(tmp_path / f"{n}.jsonl", text_rows(90, n)) for n in range(3)]
+    opened, cut = [], files.uncounted_units
+
+    def noted(found, **arguments):
+        opened.append([Path(each.uri).name for each in found])
+        return cut(found, **arguments)
+
+    monkeypatch.setattr(files, "uncounted_units", noted)
+    write_texts(paths[:2], tmp_path / "s", options_of(tmp_path))
+    write_texts(paths[:2], tmp_path / "s", options_of(tmp_path))
+    write_texts(paths, tmp_path / "s", options_of(tmp_path, append=True))
+    assert opened == [["0.jsonl", "1.jsonl"], ["2.jsonl"]]
+
+
+def test_a_job_of_conversations_records_what_renders_them():
+    settings = {"backend": "huggingface", "option": "chat"}
+    assert {"transformers", "jinja2", "zstandard"} < current_versions(settings).keys()
+    assert not {"transformers", "jinja2"} & current_versions({**settings, "option": "text"}).keys()
 
 
 def test_a_folder_without_a_job_is_refused(tmp_path, inputs):

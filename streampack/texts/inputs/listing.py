@@ -10,32 +10,22 @@
 
 Files have canonical names, absolute and without links, so that a file is known under any spelling.
 A name's suffixes say its format. Others are refused: a settings file would be trained on as text.
-
-Files are split into slices of about equal size, which depend on the files and `part_bytes` alone::
-
-    rows.jsonl       bytes, at the first line end at or after each multiple of part_bytes
-    rows.parquet     row groups, until a slice has part_bytes
-    others           one slice for each file
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import PurePosixPath
-from typing import BinaryIO, TypeAlias
 
 from streampack._paths import folder_of, is_url, shown_path
-from streampack.errors import DamagedInputError, DataError
+from streampack.errors import DataError
 from streampack.stores.objects import StoredObject
 from streampack.texts.inputs.shards import folder_of_shards, index_of_shards, shard_slices
 from streampack.texts.inputs.slices import WHOLE, Compression, Format, InputSlice
-from streampack.texts.inputs.sources import MAGIC, Listing, find_input, open_input
-from streampack.texts.inputs.tables import group_sizes
-from streampack.texts.inputs.values import RowSelection
+from streampack.texts.inputs.sources import MAGIC, Listing, find_input
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -51,8 +41,6 @@ FORMATS: dict[str, Format] = {
     ".arrow": "arrow",
 }
 COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
-SCAN_BYTES = 1 << 16
-Range: TypeAlias = tuple[int, int, int]
 TABLES = ("parquet", "arrow")
 """Formats with column types and a compression of their own; pyarrow reads them."""
 
@@ -204,64 +192,3 @@ def format_of(name: str) -> tuple[Format, Compression | None] | None:
     if found is None or (compression and found in TABLES):
         return None
     return found, compression
-
-
-def split_inputs(
-    inputs: Sequence[str], part_bytes: int, *, skips_damage: bool = False
-) -> list[InputSlice]:
-    """Return the slices of the files that paths, globs and URLs name.
-
-    A slice ends at the first row or row group after `part_bytes` bytes at rest. A DataError says
-    that `list_inputs` refuses an input, a file is damaged, or it changed meanwhile. With
-    `skips_damage`, a damaged file is one slice.
-    """
-    slices: list[InputSlice] = []
-    for file in list_inputs(inputs):
-        try:
-            slices += split_file(file, part_bytes)
-        except DamagedInputError:
-            if not skips_damage:
-                raise
-            slices.append(file)
-    return slices
-
-
-def split_file(file: InputSlice, part_bytes: int) -> list[InputSlice]:
-    """Return the slices of one file."""
-    ranges_of = RANGES.get(file.format)
-    if file.compression or ranges_of is None or file.num_bytes <= part_bytes:
-        return [file]
-    with open_input(file, is_sequential=False) as opened:
-        parts = list(ranges_of(opened.file, file, part_bytes))
-    if len(parts) < 2:
-        return [file]
-    return [
-        replace(file, start=start, stop=stop, num_bytes=num_bytes)
-        for start, stop, num_bytes in parts
-    ]
-
-
-def _line_ranges(file: BinaryIO, of: InputSlice, part_bytes: int) -> Iterator[Range]:
-    begin = 0
-    while begin < of.num_bytes:
-        file.seek(min(begin + part_bytes, of.num_bytes) - 1)
-        while (piece := file.readline(SCAN_BYTES)) and not piece.endswith(b"\n"):
-            pass
-        end = file.tell()
-        yield begin, end, end - begin
-        begin = end
-
-
-def _group_ranges(file: BinaryIO, of: InputSlice, part_bytes: int) -> Iterator[Range]:
-    start = stop = num_bytes = 0
-    for _, stop, _, _, at_rest in group_sizes(file, of.uri, RowSelection("row", "")):
-        num_bytes += at_rest
-        if num_bytes >= part_bytes:
-            yield start, stop, num_bytes
-            start, num_bytes = stop, 0
-    if start < stop:
-        yield start, stop, num_bytes
-
-
-RANGES = {"jsonl": _line_ranges, "parquet": _group_ranges}
-"""What yields start, stop and size of the slices of a file that is cut, by its format."""

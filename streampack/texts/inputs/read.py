@@ -97,10 +97,10 @@ def read_rows(
     byte where there is one. Without pyarrow, a table is a ConfigError.
 
     >>> from pathlib import Path
-    >>> from streampack.texts.inputs.listing import split_inputs
+    >>> from streampack.texts.inputs.listing import list_inputs
     >>> path = Path(getfixture("tmp_path"), "rows.jsonl")
     >>> _ = path.write_text('{"text": "one"}\\n{"text": 2}\\n{"text": "three"}\\n')
-    >>> [slice_] = split_inputs([str(path)], part_bytes=1024)
+    >>> [slice_] = list_inputs([str(path)])
     >>> [batch] = read_rows(slice_, RowSelection("text", "text"))
     >>> batch.values, batch.rows
     (['one', 'three'], [0, 2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from itertools import chain
 from pathlib import Path
 
 import datasets
@@ -12,8 +13,9 @@ import pyarrow as pa
 import pytest
 
 from streampack.errors import DataError
-from streampack.texts.inputs.listing import list_inputs, split_inputs
-from tests.helpers.inputs import rows_of, write_rows, write_table
+from streampack.texts.inputs.listing import list_inputs
+from streampack.texts.units import uncounted_units
+from tests.helpers.inputs import TEXT, rows_of, write_rows, write_table
 
 
 def names(*inputs: Path | str, below: Path) -> list[str]:
@@ -143,7 +145,7 @@ def dataset(count: int, word: str = "row") -> datasets.Dataset:
 
 
 def texts(path: Path) -> list[str]:
-    rows, bad = rows_of(split_inputs([str(path)], 200))
+    rows, bad = rows_of(chain.from_iterable(uncounted_units(list_inputs([str(path)]), TEXT, 200)))
     assert bad == []
     return [text for _, text in rows]
 

@@ -73,12 +73,15 @@ def test_line_ends_of_any_kind_split_alike(folder, texts, ends, part_bytes, has_
         ]
 
 
-def test_a_slice_is_as_short_as_part_bytes_and_line_ends_allow(tmp_path):
+def test_a_slice_ends_with_the_line_at_each_multiple_of_part_bytes(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", ["x" * 80] * 100)  # lines of 93 bytes
 
-    sizes = [part.num_bytes for part in split(path, 200)]
+    ends = [part.stop for part in split(path, 200)]
 
-    assert sizes == [279] * 33 + [93]
+    lines = [*range(93, 9300, 93), 9300]
+    assert ends == sorted(
+        {next(end for end in lines if end >= at) for at in range(200, 9300, 200)} | {9300}
+    )
 
 
 def test_lines_longer_than_part_bytes_get_slices_of_their_own(tmp_path):
