@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -90,18 +90,20 @@ class TextShard:
 class TextTable:
     """The text shards of a source: arrays, so that 200,000 take 20 MB; a value, safe to pickle."""
 
-    files: tuple[InputSlice, ...]
-    """The whole files, in the order of their rows."""
-    file_rows: Int64Array
-    """Rows of each file, shape (num_files,)."""
     cut: Cut
     memory: str | None = None
     """The digest of rows that were in memory."""
     first_sample: Int64Array = field(init=False)
     """The first row of each shard among all, and their number; shape (num_shards + 1,)."""
+    before: Int64Array = field(init=False)
+    """Rows before each piece of files, and their number; shape (num_pieces + 1,)."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "first_sample", np.append(0, np.cumsum(self.cut.rows)))
+        for name, rows in (
+            ("first_sample", self.cut.rows),
+            ("before", self.cut.units.pieces[:, ROWS]),
+        ):
+            object.__setattr__(self, name, np.append(0, np.cumsum(rows)))
 
     def __len__(self) -> int:
         """Return the number of shards."""
@@ -109,22 +111,18 @@ class TextTable:
 
     def shard(self, number: int) -> TextShard:
         """Return a shard."""
-        cut = self.cut
-        file, num_files = int(cut.file[number]), int(cut.num_files[number])
-        units: Sequence[InputSlice] = self.files[file : file + num_files]
-        unit_rows = self.file_rows[file : file + num_files].tolist()
-        if num_files == 1:
-            start, stop, at_rest = (
-                int(each[number]) for each in (cut.start, cut.stop, cut.at_rest)
-            )
-            units = [replace(units[0], start=start, stop=stop, num_bytes=at_rest)]
-            unit_rows = [int(cut.unit_rows[number])]
+        cut, units, unit = self.cut, self.cut.units, int(self.cut.unit[number])
+        slices, of = units.slices(unit), units.of(unit)
+        file_rows = np.diff(self.before[units.of_file[of.start : of.stop + 1]])
+        begin, end = self.before[units.begins[unit : unit + 2]]
+        file_row = begin - self.before[units.of_file[of.start]] + cut.first_row[number]
+        is_cut = slices[0].stop != units.files[of.start].stop
         return TextShard(
-            units=tuple(units),
-            unit_rows=tuple(unit_rows),
-            first_row=int(cut.first_row[number]),
+            units=slices,
+            unit_rows=(int(end - begin),) if is_cut else tuple(file_rows.tolist()),
+            first_row=int(cut.first_row[number] if is_cut else file_row),
             num_rows=int(cut.rows[number]),
-            file_row=int(cut.file_row[number]),
+            file_row=int(file_row),
             decoded_bytes=int(cut.decoded[number]),
             is_memory=self.memory is not None,
         )
@@ -134,9 +132,10 @@ class TextTable:
 
         Names are relative to the folder that the files share.
         """
-        shared = os.path.commonprefix([file.uri for file in self.files])  # noqa: RUF071
+        inputs = self.cut.units.files
+        shared = os.path.commonprefix([file.uri for file in inputs])  # noqa: RUF071
         below = shared.rfind("/") + 1
-        files: list[object] = [(file.uri[below:], file.num_bytes) for file in self.files]
+        files: list[object] = [(file.uri[below:], file.num_bytes) for file in inputs]
         digest = hashlib.blake2b(json.dumps(self.memory or files).encode(), digest_size=16)
         digest.update(self.cut.rows.tobytes())
         return digest.hexdigest()
@@ -181,14 +180,7 @@ def open_table(
     listed = list_inputs(inputs)
     named = [each if is_url(each) else os.path.abspath(each) for each in inputs]
     known = count_files(named, list(filter(is_counted, listed)), wanted, cache, index)
-    pieces, num_pieces = join_pieces(listed, known)
-    rows = np.bincount(np.repeat(np.arange(len(listed)), num_pieces), pieces[:, ROWS], len(listed))
-    return TextTable(
-        files=tuple(listed),
-        file_rows=rows.astype(np.int64),
-        cut=cut_pieces(listed, pieces, num_pieces),
-        memory=memory,
-    )
+    return TextTable(cut=cut_pieces(listed, *join_pieces(listed, known)), memory=memory)
 
 
 def read_shard(

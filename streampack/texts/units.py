@@ -9,7 +9,7 @@
 Pieces do not depend on the cut. With text shards of S bytes, neighbouring pieces that begin in the
 same S bytes of text are a unit; so are neighbouring files that are smaller than S. A unit of a
 table, or a shard of MDS, is cut further, into shards of equal numbers of rows. `streampack write`
-takes units of whole rows that are not counted, so that no line is read before it is written.
+takes units whose rows are not counted, so that no line is read before it is written.
 
 Cost: lines are counted once, at 1 to 2 GB/s; of tables, headers alone are read.
 """
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import BinaryIO
 
 import numpy as np
@@ -114,7 +113,7 @@ def _line_pieces(chunks: Iterable[bytes], file: InputSlice) -> Iterator[Piece]:
             refuse_array(chunk, file.uri)
         done = 0
         while True:
-            end = _next_multiple(start)
+            end = _next_multiple(start, SHARD_BYTES)
             found = chunk.find(b"\n", max(end - 1 - position, done)) + 1
             rows += chunk.count(b"\n", done, found or len(chunk))
             if not found:
@@ -134,14 +133,14 @@ def _csv_pieces(chunks: Iterable[bytes], file: InputSlice) -> Iterator[Piece]:
     start = rows = 0
     for end in ends:
         rows += 1
-        if end >= _next_multiple(start):
+        if end >= _next_multiple(start, SHARD_BYTES):
             yield start, end, rows, end - start, end - start
             start, rows = end, 0
     if rows:
         yield start, end, rows, end - start, end - start
 
 
-def _next_multiple(position: int, of: int = SHARD_BYTES) -> int:
+def _next_multiple(position: int, of: int) -> int:
     return (position // of + 1) * of
 
 
@@ -161,23 +160,18 @@ def uncounted_units(
 
     def pieces_of(file: InputSlice) -> Int64Array:
         try:
-            return _uncounted(file, size) if file.format == "jsonl" else count_file(file, wanted)
+            is_lines = file.format == "jsonl"
+            found = _uncounted(file, size) if is_lines else count_file(file, wanted)
         except DamagedInputError:
             if not skips_damage:
                 raise
-            return _whole_piece(file)
+            found = _whole_piece(file)
+        return found if len(found) else _whole_piece(file)
 
     found = ordered_thread_map(cut, pieces_of, 2 * THREADS, THREADS)
     known = dict(zip((file.uri for file in cut), found, strict=True))
-    pieces, num_pieces = join_pieces(files, known)
-    owner = np.repeat(np.arange(len(files)), num_pieces)
-    text = pieces[:, TEXT]
-    is_small = (np.bincount(owner, text, len(files)) < size)[owner]
-    first = _unit_begins(owner, text, is_small, np.zeros(len(owner), np.bool_), size)
-    return [
-        _unit_of(files, owner[begin:end], pieces[begin:end], num_pieces)
-        for begin, end in pairwise([*first.tolist(), len(owner)])
-    ]
+    units = join_units(files, *join_pieces(files, known), size)
+    return [units.slices(unit) for unit in range(len(units.begins) - 1)]
 
 
 def _uncounted(file: InputSlice, size: int) -> Int64Array:
@@ -194,40 +188,83 @@ def _uncounted(file: InputSlice, size: int) -> Int64Array:
     return np.array(pieces, np.int64)
 
 
-def _unit_of(
-    files: Sequence[InputSlice], owner: Int64Array, pieces: Int64Array, num_pieces: Int64Array
-) -> tuple[InputSlice, ...]:
-    """Return the slices of a unit, whose pieces are of the files that own them."""
-    first, last = int(owner[0]), int(owner[-1])
-    if first < last or len(pieces) == num_pieces[first]:
-        return tuple(files[first : last + 1])
-    start, stop, at_rest = pieces[0, START], pieces[-1, STOP], pieces[:, AT_REST].sum()
-    cut = replace(files[first], start=int(start), stop=int(stop), num_bytes=int(at_rest))
-    return (cut,)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Units:
+    """What is read alone, as pieces of files."""
+
+    files: Sequence[InputSlice]
+    pieces: Int64Array
+    """Shape (num_pieces, 5)."""
+    of_file: Int64Array
+    """The first piece of each file, and their number; shape (num_files + 1,)."""
+    begins: Int64Array
+    """The first piece of each unit, and their number; shape (num_units + 1,)."""
+
+    def of(self, unit: int) -> range:
+        """Return the files that a unit is of; several are whole."""
+        ends = self.begins[unit], self.begins[unit + 1] - 1
+        first, last = (np.searchsorted(self.of_file, ends, "right") - 1).tolist()
+        return range(first, last + 1)
+
+    def slices(self, unit: int) -> tuple[InputSlice, ...]:
+        """Return what is opened for a unit, in order."""
+        begin, end = self.begins[unit : unit + 2].tolist()
+        of = self.of(unit)
+        files = tuple(self.files[of.start : of.stop])
+        is_all = self.of_file[of.start] == begin and self.of_file[of.stop] == end
+        if is_all or not is_seekable(files[0]):
+            return files
+        own = self.pieces[begin:end]
+        start, stop, at_rest = own[0, START], own[-1, STOP], own[:, AT_REST].sum()
+        return (replace(files[0], start=int(start), stop=int(stop), num_bytes=int(at_rest)),)
+
+
+def is_seekable(file: InputSlice) -> bool:
+    """Return whether pieces of a file are read without those before them."""
+    return file.compression is None and file.format in (*TABLES, *LINES)
+
+
+def join_units(
+    files: Sequence[InputSlice], pieces: Int64Array, num_pieces: Int64Array, size: int
+) -> Units:
+    """Return the units of files, whose pieces are known, of about `size` bytes of text.
+
+    Neighbouring pieces that begin in the same `size` bytes are one, and so are small files. A piece
+    of a table that is larger than a unit may be is alone.
+    """
+    owner = np.repeat(np.arange(len(files)), num_pieces)
+    text = pieces[:, TEXT]
+    is_small = (np.bincount(owner, text, len(files)) < size)[owner]
+    is_large = (text > max(UNIT_BYTES, size)) & _are_of(files, TABLES)[owner]
+    is_next = np.diff(owner, prepend=-1) > 0
+    is_alone = is_next & ~(is_small & np.roll(is_small, 1)) | is_large | np.roll(is_large, 1)
+    is_alone[0] = True
+    first = np.maximum.accumulate(np.where(is_alone, np.arange(len(owner)), 0))
+    before = np.cumsum(text) - text
+    of_file = np.append(0, np.cumsum(num_pieces))
+    begin = np.where(is_small, before[of_file[owner]], before)  # a small file is not cut
+    begins = np.flatnonzero(is_alone | (np.diff((begin - before[first]) // size, prepend=0) != 0))
+    return Units(files=files, pieces=pieces, of_file=of_file, begins=np.append(begins, len(owner)))
+
+
+def _are_of(files: Sequence[InputSlice], formats: Sequence[str]) -> BoolArray:
+    return np.array([file.format in formats for file in files])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cut:
-    """Text shards as arrays of shape (num_shards,)."""
+    """Text shards: each unit is one, or several of equal numbers of rows."""
 
-    file: Int64Array
-    """The first file of its units."""
-    num_files: Int64Array
-    """Their number; more than one are whole."""
-    start: Int64Array
-    stop: Int64Array
-    at_rest: Int64Array
-    """The unit's range and bytes, as in an `InputSlice`."""
-    unit_rows: Int64Array
+    units: Units
+    unit: Int64Array
+    """The unit of each shard, shape (num_shards,), as are the others."""
     first_row: Int64Array
-    """Rows of the units before the shard."""
-    file_row: Int64Array
-    """Rows of the file before the shard."""
+    """Rows of the unit before the shard."""
     rows: Int64Array
     text: Int64Array
     """Estimate of its text in bytes: lines as they are, tables without compression."""
     decoded: Int64Array
-    """Bytes of text of the unit if it is decoded once for its shards, else 0."""
+    """Bytes of text of what is decoded once for it and other shards, else 0."""
 
 
 def shard_bytes(text_bytes: int) -> int:
@@ -246,35 +283,21 @@ def cut_pieces(files: Sequence[InputSlice], pieces: Int64Array, num_pieces: Int6
     Raises:
         DataError: If there are 0 rows, or a compressed file of lines is too large.
     """
-    owner = np.repeat(np.arange(len(files)), num_pieces)
-    start, stop, rows, text, at_rest = pieces.T
-    if not rows.sum():
+    if not pieces[:, ROWS].sum():
         names = ", ".join(file.uri for file in files[:3])
         raise DataError(f"{names}: 0 rows; name files of rows, or omit the source")
-    size = shard_bytes(int(text.sum()))
-    file_text, file_rows = (
-        np.bincount(owner, each, len(files)).astype(np.int64) for each in (text, rows)
-    )
-    _refuse_large(files, file_text, max(UNIT_BYTES, size))
-    formats = np.array([file.format for file in files])
-    is_large = (text > max(UNIT_BYTES, size)) & np.isin(formats[owner], TABLES)
-    first = _unit_begins(owner, text, (file_text < size)[owner], is_large, size)
-    last = np.append(first[1:], len(owner)) - 1
-    file, num_files = owner[first], owner[last] - owner[first] + 1
-    is_compressed = np.array([each.compression is not None for each in files])
-    whole = is_compressed | (file_text < size) | ~np.isin(formats, (*TABLES, *LINES))
-    is_whole = whole[file]
-    file_bytes, file_stop = (
-        np.array([f.num_bytes for f in files]),
-        np.array([f.stop for f in files]),
-    )
-    unit_rows, unit_text, unit_bytes, num_large = (
-        np.add.reduceat(each, first) for each in (rows, text, at_rest, is_large.astype(np.int64))
-    )
+    size = shard_bytes(int(pieces[:, TEXT].sum()))
+    limit = max(UNIT_BYTES, size)
+    owner = np.repeat(np.arange(len(files)), num_pieces)
+    _refuse_large(files, np.bincount(owner, pieces[:, TEXT], len(files)), limit)
+    units = join_units(files, pieces, num_pieces, size)
+    first, last = units.begins[:-1], units.begins[1:] - 1
+    rows, text = np.add.reduceat(pieces, first)[:, [ROWS, TEXT]].T
+    file, is_one = owner[first], owner[first] == owner[last]
     # A unit is cut by rows where they are counted before they are read.
-    is_cut = np.isin(formats[file], (*TABLES, "mds")) & (num_files == 1)
-    num = np.where(is_cut, np.clip(unit_text // size, 1, np.maximum(unit_rows, 1)), 1)
-    num[unit_rows == 0] = 0
+    is_cut = _are_of(files, (*TABLES, "mds"))[file] & is_one
+    num = np.where(is_cut, np.clip(text // size, 1, np.maximum(rows, 1)), 1)
+    num[rows == 0] = 0
     unit = np.repeat(np.arange(len(first)), num)
     part = np.arange(len(unit)) - np.repeat(np.cumsum(num) - num, num)
 
@@ -282,40 +305,23 @@ def cut_pieces(files: Sequence[InputSlice], pieces: Int64Array, num_pieces: Int6
         cut: Int64Array = values[unit] * (part + ahead) // num[unit]
         return cut
 
-    before = np.cumsum(rows) - rows
-    row = before[first] - before[np.searchsorted(owner, file)]
-    starts = np.where(is_whole, 0, start[first])[unit]
-    num_rows, text = (edge(each, 1) - edge(each, 0) for each in (unit_rows, unit_text))
-    is_decoded = (num_files == 1) & ~_are_direct(files)[file] | (num_large > 0)
+    num_rows, num_bytes = (edge(each, 1) - edge(each, 0) for each in (rows, text))
+    # Neighbours that read the same, which is decoded once unless that would save nothing.
+    is_whole = ~np.array([is_seekable(each) for each in files])[file] & is_one
+    is_next = np.where(is_whole, np.diff(file, prepend=-1) > 0, True)
+    shared = (np.cumsum(is_next) - 1)[unit]
+    is_large = _are_of(files, TABLES)[file] & (pieces[first, TEXT] > limit)
+    is_decoded = is_one & ~_are_direct(files)[file] | is_large
+    total = np.bincount(shared, num_bytes + 8 * num_rows) + HEAD_BYTES
+    total[np.bincount(shared) < 2] = 0
     return Cut(
-        file=file[unit],
-        num_files=num_files[unit],
-        start=starts,
-        stop=np.where(is_whole, file_stop[file], stop[last])[unit],
-        at_rest=np.where(is_whole, file_bytes[file], unit_bytes)[unit],
-        unit_rows=np.where(is_whole & (num_files == 1), file_rows[file], unit_rows)[unit],
-        first_row=np.where(is_whole, row, 0)[unit] + edge(unit_rows, 0),
-        file_row=row[unit] + edge(unit_rows, 0),
+        units=units,
+        unit=unit,
+        first_row=edge(rows, 0),
         rows=num_rows,
-        text=text,
-        decoded=np.where(
-            is_decoded[unit], _shared_bytes(file[unit], starts, text + 8 * num_rows), 0
-        ),
+        text=num_bytes,
+        decoded=np.where(is_decoded[unit], total.astype(np.int64)[shared], 0),
     )
-
-
-def _shared_bytes(file: Int64Array, start: Int64Array, sizes: Int64Array) -> Int64Array:
-    """Return the bytes of all shards of the range that each is of, 0 if it is alone.
-
-    They are neighbours, and begin at the same place of a file.
-    """
-    is_first = (np.diff(file, prepend=-1) != 0) | (np.diff(start, prepend=-1) != 0)
-    group = np.cumsum(is_first) - 1
-    total = np.where(np.bincount(group) > 1, np.bincount(group, sizes) + HEAD_BYTES, 0).astype(
-        np.int64
-    )
-    shared: Int64Array = total[group]
-    return shared
 
 
 def _are_direct(files: Sequence[InputSlice]) -> BoolArray:
@@ -328,19 +334,6 @@ def _are_direct(files: Sequence[InputSlice]) -> BoolArray:
             for file in files
         ]
     )
-
-
-def _unit_begins(
-    owner: Int64Array, text: Int64Array, is_small: BoolArray, is_large: BoolArray, size: int
-) -> Int64Array:
-    """Return the first piece of each unit: in another file, or in the next `size` bytes of text."""
-    is_next = np.diff(owner, prepend=-1) > 0
-    is_alone = is_next & ~(is_small & np.roll(is_small, 1)) | is_large | np.roll(is_large, 1)
-    is_alone[0] = True
-    first = np.maximum.accumulate(np.where(is_alone, np.arange(len(owner)), 0))
-    before = np.cumsum(text) - text
-    number = (before - before[first]) // size
-    return np.flatnonzero(is_alone | (np.diff(number, prepend=0) != 0))
 
 
 def _refuse_large(files: Sequence[InputSlice], file_text: Int64Array, limit: int) -> None:

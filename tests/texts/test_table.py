@@ -180,14 +180,15 @@ def test_the_shards_of_any_input_have_its_rows_in_order(kind, tmp_path):
     assert int(table.first_sample[-1]) == table.cut.rows.sum() == len(TEXTS)
     assert len(table) > 2
     places = [table.shard(n).place(r) for n in range(len(table)) for r in range(table.cut.rows[n])]
-    names = ["rows" if table.memory else file.uri for file in table.files]
-    counts = zip(names, table.file_rows.tolist(), strict=True)
+    files, rows = table.cut.units.files, np.diff(table.before[table.cut.units.of_file])
+    names = ["rows" if table.memory else file.uri for file in files]
+    counts = zip(names, rows.tolist(), strict=True)
     assert places == [(name, row) for name, num in counts for row in range(num)]
 
 
 def test_a_dataset_that_maps_files_is_read_where_it_is(tmp_path):
     table = opened(INPUTS["mapped"](tmp_path), tmp_path / "cache")
-    assert {Path(file.uri).parent for file in table.files} == {tmp_path / "saved"}
+    assert {Path(file.uri).parent for file in table.cut.units.files} == {tmp_path / "saved"}
     assert not (tmp_path / "cache" / "rows").exists()
     changed = datasets.load_from_disk(str(tmp_path / "saved")).rename_column("text", "body")
     renamed = opened(changed, tmp_path / "cache", RowSelection("text", "body"))
@@ -381,8 +382,8 @@ def test_rows_in_memory_are_written_once(kind, tmp_path):
     written = file.stat()
     assert opened(INPUTS[kind](tmp_path), tmp_path).digest() == table.digest()
     assert file.stat() == written
-    assert opened(INPUTS[kind](tmp_path), tmp_path / "other").files[0].version == (
-        table.files[0].version
+    assert opened(INPUTS[kind](tmp_path), tmp_path / "other").cut.units.files[0].version == (
+        table.cut.units.files[0].version
     )
 
 
@@ -576,7 +577,7 @@ def test_what_several_shards_of_a_store_share_is_read_once(name, tmp_path, monke
 
     monkeypatch.setattr(DriverStore, "read", counted)
     assert rows_of(table, tmp_path)[0] == TEXTS
-    sizes = [file.num_bytes for file in table.files]
+    sizes = [file.num_bytes for file in table.cut.units.files]
     assert len(table) > len(sizes)
     # Of a small table, each of the two row groups is read with the footer, and all between.
     most = 4 if name == "a.parquet" else 1

@@ -176,7 +176,8 @@ def unit_batches(
     if slice_.format == "parquet":
         parquet = open_parquet(file, slice_.uri)
         columns = columns_to_read(parquet.schema_arrow.names, wanted)
-        groups = list(range(parquet.metadata.num_row_groups))[slice_.start : slice_.stop]
+        stop = parquet.metadata.num_row_groups if slice_.stop == WHOLE else slice_.stop
+        groups = list(range(slice_.start, stop))
         batches = parquet.iter_batches(batch_rows, groups, columns, use_threads=False)
     else:
         batches = _record_batches(file, slice_)

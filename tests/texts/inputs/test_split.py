@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import DataError
+from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.inputs.read import read_rows
 from streampack.texts.inputs.slices import InputSlice
-from tests.helpers.inputs import TEXT, jsonl, rows_of, split, texts_of, write_rows
+from streampack.texts.units import uncounted_units
+from tests.helpers.inputs import TEXT, jsonl, rows_of, split, texts_of, write_rows, write_table
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=30)
 SUFFIXES = ("jsonl", "jsonl.gz", "jsonl.zst", "csv", "csv.zst", "parquet", "arrow")
@@ -92,6 +94,25 @@ def test_lines_longer_than_part_bytes_get_slices_of_their_own(tmp_path):
 
     assert len(parts) == 3  # the short lines share a slice with the next ones
     assert texts_of(parts) == texts
+
+
+def test_files_whose_text_is_small_beside_other_columns_are_not_cut(tmp_path):
+    others = [random.Random(n).randbytes(2000) for n in range(9)]
+    for number in range(6):
+        table = pa.table({"text": [f"{number} {row}" for row in range(9)], "image": others})
+        write_table(tmp_path / f"{number}.parquet", table, 2)
+
+    parts = uncounted_units(list_inputs([str(tmp_path)]), TEXT, 1000)
+
+    assert all(one.stop == -1 for part in parts for one in part)
+    assert 1 < len(parts) < 6
+    expected = [f"{number} {row}" for number in range(6) for row in range(9)]
+    assert texts_of(one for part in parts for one in part) == expected
+
+
+def test_a_table_without_rows_is_in_a_part(tmp_path):
+    path = write_rows(tmp_path / "rows.parquet", [])
+    assert [(one.uri, one.stop) for one in split(path, 10)] == [(str(path), -1)]
 
 
 def test_slices_of_tables_count_rows_in_the_file(tmp_path):
