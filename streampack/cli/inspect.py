@@ -121,8 +121,7 @@ def _job_progress(options: Inspect) -> tuple[list[str], bool]:
 def _check_tokenizer(options: Inspect, settings: Settings) -> None:
     if options.tokenizer is None or settings["tokenizer"] is None:
         return
-    chat = settings["name"] if settings["option"] == "chat" else None
-    rows = RowFormat(tokenizer=options.tokenizer, chat=chat)
+    rows = RowFormat(tokenizer=options.tokenizer, chat=settings["chat"])
     if tokenizer_digest(rows) != settings["tokenizer"]:
         name = (settings["tokenizer_facts"] or {}).get("name", "another one")
         raise ConfigError(

@@ -20,7 +20,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,17 +112,18 @@ class TextTable:
     def shard(self, number: int) -> TextShard:
         """Return a shard."""
         cut, units, unit = self.cut, self.cut.units, int(self.cut.unit[number])
-        slices, of = units.slices(unit), units.of(unit)
-        file_rows = np.diff(self.before[units.of_file[of.start : of.stop + 1]])
-        begin, end = self.before[units.begins[unit : unit + 2]]
-        file_row = begin - self.before[units.of_file[of.start]] + cut.first_row[number]
-        is_cut = slices[0].stop != units.files[of.start].stop
+        slices, skipped = units.slices(unit), int(cut.first_row[number])
+        first, stop = units.of_unit[unit].tolist()
+        ends = self.before[units.of_file[first : stop + 1]].tolist()
+        begin, end = self.before[units.begins[unit : unit + 2]].tolist()
+        file_row = begin - ends[0] + skipped
+        is_cut = slices[0].stop != units.files[first].stop
         return TextShard(
             units=slices,
-            unit_rows=(int(end - begin),) if is_cut else tuple(file_rows.tolist()),
-            first_row=int(cut.first_row[number] if is_cut else file_row),
+            unit_rows=(end - begin,) if is_cut else tuple(b - a for a, b in pairwise(ends)),
+            first_row=skipped if is_cut else file_row,
             num_rows=int(cut.rows[number]),
-            file_row=int(file_row),
+            file_row=file_row,
             decoded_bytes=int(cut.decoded[number]),
             is_memory=self.memory is not None,
         )

@@ -34,8 +34,8 @@ from streampack.texts.inputs.tables import batch_sizes, group_sizes
 from streampack.texts.inputs.values import RowSelection
 from streampack.types import BoolArray, Int64Array
 
-START, STOP, ROWS, TEXT, AT_REST = range(5)
-"""Columns of pieces: begin and end as in an `InputSlice`, rows, bytes of text, bytes at rest."""
+ROWS, TEXT, AT_REST = range(2, 5)
+"""Columns of pieces, after begin and end as in an `InputSlice`: rows, bytes of text and at rest."""
 SHARD_BYTES = 4 << 20
 MAX_SHARDS = 1 << 16  # about; each has at least 4 MiB
 UNIT_BYTES = 64 << 20
@@ -199,24 +199,19 @@ class Units:
     """The first piece of each file, and their number; shape (num_files + 1,)."""
     begins: Int64Array
     """The first piece of each unit, and their number; shape (num_units + 1,)."""
-
-    def of(self, unit: int) -> range:
-        """Return the files that a unit is of; several are whole."""
-        ends = self.begins[unit], self.begins[unit + 1] - 1
-        first, last = (np.searchsorted(self.of_file, ends, "right") - 1).tolist()
-        return range(first, last + 1)
+    of_unit: Int64Array
+    """The first file of each unit, and one past the last; shape (num_units, 2)."""
 
     def slices(self, unit: int) -> tuple[InputSlice, ...]:
-        """Return what is opened for a unit, in order."""
+        """Return the slices of files that a unit has, in order."""
         begin, end = self.begins[unit : unit + 2].tolist()
-        of = self.of(unit)
-        files = tuple(self.files[of.start : of.stop])
-        is_all = self.of_file[of.start] == begin and self.of_file[of.stop] == end
+        first, stop = self.of_unit[unit].tolist()
+        files = tuple(self.files[first:stop])
+        is_all = self.of_file[first] == begin and self.of_file[stop] == end
         if is_all or not is_seekable(files[0]):
             return files
-        own = self.pieces[begin:end]
-        start, stop, at_rest = own[0, START], own[-1, STOP], own[:, AT_REST].sum()
-        return (replace(files[0], start=int(start), stop=int(stop), num_bytes=int(at_rest)),)
+        starts, stops, *_, at_rest = zip(*self.pieces[begin:end].tolist(), strict=True)
+        return (replace(files[0], start=starts[0], stop=stops[-1], num_bytes=sum(at_rest)),)
 
 
 def is_seekable(file: InputSlice) -> bool:
@@ -243,8 +238,10 @@ def join_units(
     before = np.cumsum(text) - text
     of_file = np.append(0, np.cumsum(num_pieces))
     begin = np.where(is_small, before[of_file[owner]], before)  # a small file is not cut
-    begins = np.flatnonzero(is_alone | (np.diff((begin - before[first]) // size, prepend=0) != 0))
-    return Units(files=files, pieces=pieces, of_file=of_file, begins=np.append(begins, len(owner)))
+    is_begin = is_alone | (np.diff((begin - before[first]) // size, prepend=0) != 0)
+    begins = np.append(np.flatnonzero(is_begin), len(owner))
+    of_unit = np.stack([owner[begins[:-1]], owner[begins[1:] - 1] + 1], 1)
+    return Units(files=files, pieces=pieces, of_file=of_file, begins=begins, of_unit=of_unit)
 
 
 def _are_of(files: Sequence[InputSlice], formats: Sequence[str]) -> BoolArray:
@@ -264,7 +261,7 @@ class Cut:
     text: Int64Array
     """Estimate of its text in bytes: lines as they are, tables without compression."""
     decoded: Int64Array
-    """Bytes of text of what is decoded once for it and other shards, else 0."""
+    """Bytes of text that are decoded once for it and other shards, else 0."""
 
 
 def shard_bytes(text_bytes: int) -> int:
@@ -291,9 +288,9 @@ def cut_pieces(files: Sequence[InputSlice], pieces: Int64Array, num_pieces: Int6
     owner = np.repeat(np.arange(len(files)), num_pieces)
     _refuse_large(files, np.bincount(owner, pieces[:, TEXT], len(files)), limit)
     units = join_units(files, pieces, num_pieces, size)
-    first, last = units.begins[:-1], units.begins[1:] - 1
+    first, file = units.begins[:-1], units.of_unit[:, 0]
     rows, text = np.add.reduceat(pieces, first)[:, [ROWS, TEXT]].T
-    file, is_one = owner[first], owner[first] == owner[last]
+    is_one = units.of_unit[:, 1] == file + 1
     # A unit is cut by rows where they are counted before they are read.
     is_cut = _are_of(files, (*TABLES, "mds"))[file] & is_one
     num = np.where(is_cut, np.clip(text // size, 1, np.maximum(rows, 1)), 1)

@@ -33,21 +33,17 @@ SAMPLES_FILE = "samples.bin"
 JOB_VERSION = 6
 Versions: TypeAlias = dict[str, str | None]
 ANOTHER = "repeat the command that began it, or name another folder"
-ENCODING = (
-    *("special_tokens", "backend", "train_on", "chat_template", "max_seq_len"),
-    *("template_kwargs", "context_roles", "ignore_fields"),
-)
 Units: TypeAlias = tuple[InputSlice, ...]
 Settings: TypeAlias = dict[str, Any]
 """Everything but the input that the bytes of parts depend on, as JSON has it: the fields of
-`SampleSchema`, `ShardLayout` and `RowSelection`, the options in `ENCODING`, `part_bytes`, and the
-`tokenizer` as a digest and as `tokenizer_facts`, which are those of `Written.tokenizer`."""
+`SampleSchema`, `ShardLayout` and `RowFormat`, of which it has `keep` for its columns, `part_bytes`,
+and the `tokenizer` as a digest and as `tokenizer_facts`, which are those of `Written.tokenizer`."""
 
 T = TypeVar("T")
 
 
 def setting(kind: type[T], settings: Settings) -> T:
-    """Return the `SampleSchema`, `ShardLayout` or `RowSelection` of settings."""
+    """Return the `SampleSchema` or `ShardLayout` of settings."""
     return kind(**{each.name: settings[each.name] for each in fields(cast("Any", kind))})
 
 
@@ -142,7 +138,7 @@ class Job:
 
 def current_versions(settings: Settings) -> Versions:
     """Return the versions of streampack and of the libraries that bytes depend on."""
-    of_ids = library_versions(settings["backend"], is_chat=settings["option"] == "chat")
+    of_ids = library_versions(settings["backend"], is_chat=settings["chat"] is not None)
     return {**of_ids, "zstandard": installed("zstandard")}
 
 

@@ -23,7 +23,7 @@ from streampack.errors import BadRowsError, DataError
 from streampack.mds.encoder import ShardLayout
 from streampack.texts.inputs.read import read_rows, with_contents
 from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
-from streampack.texts.inputs.values import BadValueError, RowSelection
+from streampack.texts.inputs.values import BadValueError
 from streampack.texts.rows import LOSS_MASK, RowEncoder
 from streampack.texts.samples import SampleSchema
 from streampack.texts.token_shard import OR_SKIP
@@ -108,7 +108,7 @@ def write_part(task: PartTask) -> Iterator[Event]:
     done = read_result(task.output, task.part)
     if done is None:
         writer = _PartWriter(task)
-        selection = setting(RowSelection, task.settings)
+        selection = task.options.rows.selection
         skips_damage = task.options.on_bad_row == "skip"
         for one, contents in with_contents(task.part.slices):
             before = writer.counts.num_bytes

@@ -34,7 +34,7 @@ from streampack.texts.tokenization import (
     load_tokenizer,
     num_ids,
 )
-from streampack.write.job import ENCODING, Settings
+from streampack.write.job import Settings
 from streampack.write.options import WriteOptions
 
 HASHES = ("xxh64",)
@@ -80,9 +80,9 @@ def plan_job(
     schema = SampleSchema(column=options.column, dtype=dtype, columns=columns, per_token=per_token)
     settings = {
         **asdict(replace(layout, columns=columns)),
+        **{name: value for name, value in asdict(rows).items() if name != "columns"},
         **asdict(schema),
-        **asdict(selection),
-        **{name: getattr(rows, name) for name in ENCODING},
+        "keep": selection.keep,
         "tokenizer": digest,
         "tokenizer_facts": None if rows.tokenizer is None else describe_tokenizer(rows.tokenizer),
         "part_bytes": part_bytes,

@@ -399,9 +399,9 @@ def test_inputs_that_are_written_are_not_opened_again_to_be_cut(tmp_path, monkey
 
 
 def test_a_job_of_conversations_records_what_renders_them():
-    settings = {"backend": "huggingface", "option": "chat"}
+    settings = {"backend": "huggingface", "chat": "messages"}
     assert {"transformers", "jinja2", "zstandard"} < current_versions(settings).keys()
-    assert not {"transformers", "jinja2"} & current_versions({**settings, "option": "text"}).keys()
+    assert not {"transformers", "jinja2"} & current_versions({**settings, "chat": None}).keys()
 
 
 def test_a_folder_without_a_job_is_refused(tmp_path, inputs):
