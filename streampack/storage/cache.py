@@ -327,6 +327,11 @@ class ShardCache:
             self._touched_s.pop(shard.raw.basename, None)
             self._touch(shard, 0.0)
 
+    def mark_spare(self, shards: Iterable[Shard]) -> None:
+        """Record that shards may be evicted once none is left that is finished."""
+        for shard in shards:
+            self._touch(shard, self._disk.now_s() / 2)  # long before any that is planned
+
     def _touch(self, shard: Shard, time_s: float) -> None:
         locks = FileLocks(self._folder_of(shard), self._disk)
         for ending in ("", PACKED) if self._is_cached(shard) else ():

@@ -3,8 +3,9 @@
 ::
 
     shards of any version in the cache folders + incoming files > limit
-        --> first those marked finished, then those planned longest ago
-            |<- note's time 0 ->|<----------- oldest ... latest ---------------->|
+        --> first those marked finished, then those that others may be made of, used longest ago
+            first, then those planned longest ago
+            |<- note's time 0 ->|<- half of the time ->|<----- oldest ... latest ----->|
 
 All files in a cache folder are streampack's own. None is evicted while its lock is held. One lock
 guards the limit for all streams of a dataset. A file in transit counts in full, and a compressed

@@ -158,8 +158,11 @@ def of_all_shards(shards: TextShards, call: Callable[[int], _T]) -> Iterator[_T]
 def _summary(
     shards: TextShards, is_kept: bool, number: int
 ) -> tuple[ShardCounts, dict[str, Int64Array]]:
-    mapped = shards.cache.map(shards.entry(number))
+    entry = shards.entry(number)
+    mapped = shards.cache.map(entry)
     parsed = parse_token_shard(mapped.data, mapped.file.path)
+    if shards.cache.is_limited:  # none is planned yet; units and their other shards go later
+        shards.cache.mark_finished([entry])
     if not is_kept:
         Path(mapped.file.path).unlink()  # the mapping stays
     return parsed.counts, {

@@ -162,8 +162,8 @@ class TextShards:
             if self.cache.file_state(path) == file.state:
                 raise
             raise FileNotFoundError(f"{path} was evicted while it was read") from error
-        if self.cache.is_limited:  # it is larger than its shards, and the first to go
-            self.cache.mark_finished([unit])
+        if self.cache.is_limited:  # others may be made of it, while those finished are of no use
+            self.cache.mark_spare([unit])
 
     def _decoded(self, shard: TextShard) -> Shard:
         """Return the decoded unit of a shard as the cache knows it."""

@@ -73,6 +73,18 @@ def test_finished_shards_go_first_and_then_those_planned_longest_ago(tmp_path):
     assert here(tmp_path / "l") == [2, 4, 5, 6]
 
 
+def test_what_others_may_be_made_of_goes_after_finished_shards_and_before_planned_ones(tmp_path):
+    opened, _ = limited(tmp_path, 4)
+    for shard in range(4):
+        opened.fetch(shard)
+    opened.cache.mark_spare([opened.shards.entry(1)])
+    opened.mark_finished(np.array([2]))
+    opened.fetch(4)
+    assert here(tmp_path / "l") == [0, 1, 3, 4]
+    opened.fetch(5)
+    assert here(tmp_path / "l") == [0, 3, 4, 5]
+
+
 def test_a_finished_shard_that_is_planned_again_goes_last(tmp_path):
     opened, _ = limited(tmp_path, 2)
     opened.fetch(0)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from streampack import (
     Texts,
     World,
 )
+from streampack.storage.materialize import ShardMaterializer
 from streampack.streams import open_stream, text_opening
 from streampack.streams.stream import Stream
 from streampack.streams.text_shards import TextShards
@@ -248,6 +249,28 @@ def test_the_least_cache_limit_is_enough(
     for batch, other in zip(loader, wanted, strict=True):
         assert show(batch) == other
         assert bytes_in(tmp_path) <= least
+
+
+def test_units_are_decoded_once_at_the_least_cache_limit(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "SHARD_BYTES", 200)
+    publish, made = ShardMaterializer.publish, Counter()
+
+    def count(of: ShardMaterializer, new: Path, path: Path, hash_: str) -> None:
+        made[path.name] += 1
+        publish(of, new, path, hash_)
+
+    monkeypatch.setattr(ShardMaterializer, "publish", count)
+    source = source_of(folder, "rows.parquet", tmp_path, lengths="eager")
+    for limit in (1, None):
+        least = limit or int(re.findall(r"at least (\d+)", str(refused.value))[0])
+        for path in [*token_shards(tmp_path), *tmp_path.glob("lengths/*.npz")]:
+            path.unlink()
+        made.clear()
+        with pytest.raises(ConfigError) if limit else nullcontext() as refused:
+            dataset_of(source, buffers=Buffers(cache_limit=least, tokenizing=1), **CARRY)
+    found = {name: num for name, num in made.items() if "-rows" in name}
+    assert len(found) == 11  # row groups
+    assert set(found.values()) == {1}
 
 
 def test_texts_with_more_tokens_than_the_first_rows_stay_within_the_limit(tmp_path):
