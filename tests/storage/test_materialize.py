@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +14,14 @@ import pytest
 
 from streampack.config import Download
 from streampack.errors import DataError
+from streampack.mds.index import Shard, ShardFile
+from streampack.storage import materialize
 from streampack.storage import verify as checked_module
+from streampack.storage.cache import ShardCache
 from streampack.storage.download import budget_s
+from streampack.storage.eviction import CacheLimit
+from streampack.storage.filesystem import LocalFilesystem
+from streampack.storage.location import StreamLocation
 from streampack.storage.materialize import LEAST_LOCK_S, lock_s
 from streampack.stores.failures import DamagedError
 from streampack.streams import Stream, open_stream
@@ -129,3 +138,64 @@ def test_local_files_are_compared_with_the_index_at_construction(tmp_path, compr
     message = rf"{file}: {problem}.*\({path}/index\.json: shards\.2\.{field}\)"
     with pytest.raises(DataError, match=message):
         open_stream(Stream(local=str(path)), 0)
+
+
+def made_here(folder: Path) -> ShardCache:
+    return ShardCache(StreamLocation(folder=folder, remote="rows", root=folder))
+
+
+def entry_of(name: str, num_bytes: int, make: Callable[[Path], object]) -> Shard:
+    file = ShardFile(basename=f"{name}.00000000", num_bytes=num_bytes, hashes={}, make=make)
+    return Shard(num_samples=0, raw=file)
+
+
+def test_a_file_that_is_made_here_is_made_once_and_whole_however_long_it_takes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(materialize, "lock_s", lambda *_: 0.05)
+    notes, made = tmp_path / "aa" / NOTES, []
+    notes.mkdir(parents=True)
+    left = [notes / f"{name}.00000000.{'0' * 32}.tmp" for name in ("aa", "ab")]
+    for path in left:  # of processes that died
+        path.touch()
+
+    def make(to: Path) -> None:
+        made.append(to)
+        to.write_bytes(b"half")
+        time.sleep(0.3)
+        assert not list(tmp_path.glob("aa/aa*"))
+        assert not any(path.exists() for path in left)
+        to.write_bytes(b"whole")
+
+    entry = entry_of("aa", 5, make)
+    with ThreadPoolExecutor(2) as threads:
+        files = list(threads.map(lambda _: made_here(tmp_path).file(entry), range(2)))
+    assert len(made) == 1
+    assert files[0] == files[1]
+    assert Path(files[0].path).read_bytes() == b"whole"
+    assert sorted(path.suffix for path in notes.iterdir()) == [".json", ".lock", ".lock"]
+
+
+def test_room_for_a_file_that_is_made_here_is_reserved_and_corrected(tmp_path):
+    cache = made_here(tmp_path)
+    folders = [tmp_path / name for name in ("aa", "bb", "cc")]
+    cache.keep_within(CacheLimit(1000, folders, LocalFilesystem()))
+
+    def here() -> dict[str, int]:
+        return {path.name[:2]: path.stat().st_size for path in tmp_path.glob("??/*.00000000")}
+
+    def make(name: str, reserved: int, size: int, during: set[str]) -> None:
+        def write(to: Path) -> None:
+            assert here().keys() == during
+            to.write_bytes(bytes(size))
+
+        cache.file(entry_of(name, reserved, write))
+
+    make("aa", 300, 400, set())
+    cache.mark_finished([entry_of("aa", 300, id)])
+    make("bb", 300, 500, {"aa"})
+    make("cc", 300, 450, {"bb"})  # there is no room for it beside the others
+    assert here() == {"bb": 500, "cc": 450}
+    cache.mark_finished([entry_of("bb", 300, id)])
+    make("aa", 10, 200, {"bb", "cc"})
+    assert here() == {"cc": 450, "aa": 200}

@@ -38,7 +38,7 @@ from streampack import (
     World,
 )
 from streampack.storage.materialize import ShardMaterializer
-from streampack.streams import open_stream, text_opening
+from streampack.streams import open_stream, text_opening, text_shards
 from streampack.streams.stream import Stream
 from streampack.streams.text_shards import TextShards
 from streampack.testing.shown import show, steps, worlds
@@ -242,6 +242,11 @@ def test_the_least_cache_limit_is_enough(
     with pytest.raises(ConfigError, match="set cache_limit to at least") as refused:
         make(1)
     least = int(re.findall(r"at least (\d+)", str(refused.value))[0])
+    planned = int(re.findall(r"planned meanwhile \((\d+)\)", str(refused.value))[0])
+    sizes: dict[bool, list[int]] = {False: [], True: [0]}
+    for path in token_shards(other):
+        sizes["-rows" in path.name].append(path.stat().st_size)
+    assert least - planned >= sum(map(max, sizes.values()))  # a shard, with what it is made of
     for path in [*token_shards(tmp_path), *tmp_path.glob("lengths/*.npz")]:
         path.unlink()
     loader = make(least)
@@ -271,6 +276,19 @@ def test_units_are_decoded_once_at_the_least_cache_limit(folder, tmp_path, monke
     found = {name: num for name, num in made.items() if "-rows" in name}
     assert len(found) == 11  # row groups
     assert set(found.values()) == {1}
+
+
+def test_shards_that_are_made_again_are_counted_and_many_of_them_warn(folder, tmp_path, caplog):
+    text_shards._warn_of_shards_again.cache_clear()
+    [stream] = dataset_of(lazy(folder, tmp_path)).streams.opened
+    stream.fetch(0)
+    stream.fetch(1)
+    for again in range(10):
+        assert stream.num_made == (2 + again, again)
+        assert ("retokenized" in caplog.text) == (again > text_shards.LEAST_AGAIN)
+        token_shards(tmp_path)[0].unlink()
+        stream.fetch(0)
+        stream.fetch(1)
 
 
 def test_texts_with_more_tokens_than_the_first_rows_stay_within_the_limit(tmp_path):

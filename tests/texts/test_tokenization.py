@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streampack import Texts
 from streampack.errors import ConfigError
 from streampack.streams import Stream, open_stream
 from streampack.texts import RowFormat
@@ -27,8 +29,10 @@ from streampack.texts.tokenization import (
 from streampack.write import WriteOptions, write_texts
 from tests.helpers.preparing import files_of, jsonl_file, tokenizer_file
 
-gigatoken = pytest.importorskip("gigatoken", reason="the extra gigatoken is not installed")
-
+needs_gigatoken = pytest.mark.skipif(
+    find_spec("gigatoken") is None, reason="the extra gigatoken is not installed"
+)
+BACKENDS = ["huggingface", pytest.param("gigatoken", marks=needs_gigatoken)]
 TEXTS = [
     "def f(x):\n    return x  # 12345 \u00e9t\u00e9 \u4e2d\u6587 \U0001f469\u200d\U0001f467\n",
     "",
@@ -66,13 +70,14 @@ def write(folder: Path, tokenizer: Path, backend: str, texts=TEXTS, **options):
     return write_texts(inputs, out, WriteOptions(rows=rows, num_workers=1, **options)), out
 
 
+@needs_gigatoken
 @given(text=st.text(max_size=60))
 def test_backends_give_equal_ids(bpe, text):
     ids = [text_encoder(bpe, backend)([text])[0] for backend in ("huggingface", "gigatoken")]
     np.testing.assert_array_equal(*ids)
 
 
-@pytest.mark.parametrize("backend", ["huggingface", "gigatoken"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_tokenizer_that_truncates_and_pads_does_neither(bpe, tmp_path, backend):
     exact, strict = (tokenizers.Tokenizer.from_file(str(bpe)) for _ in range(2))
     strict.enable_truncation(3)
@@ -84,6 +89,7 @@ def test_a_tokenizer_that_truncates_and_pads_does_neither(bpe, tmp_path, backend
     assert opened.shard_lengths(0).tolist() == lengths
 
 
+@needs_gigatoken
 def test_other_ids_end_the_job_and_huggingface_is_the_way_out(bpe, tmp_path):
     # True of gigatoken 0.10, which splits words although this tokenizer does not.
     whole = changed(bpe, tmp_path / "tokenizer.json", pre_tokenizer={"use_regex": False})
@@ -92,6 +98,7 @@ def test_other_ids_end_the_job_and_huggingface_is_the_way_out(bpe, tmp_path):
     assert write(tmp_path, whole, "huggingface")[0].is_complete
 
 
+@needs_gigatoken
 @pytest.mark.parametrize(
     "added",
     [
@@ -116,8 +123,14 @@ def test_added_tokens_that_gigatoken_finds_elsewhere_are_refused_before_anything
         write(tmp_path, tmp_path / "tokenizer.json", "gigatoken", ["x"])
     assert not (tmp_path / "gigatoken").exists()
     assert write(tmp_path, tmp_path / "tokenizer.json", "huggingface", ["x"])[0].is_complete
+    options = {"tokenizer": tmp_path / "tokenizer.json", "local": tmp_path / "cache"}
+    with pytest.raises(ConfigError, match=r"other ones, for the text .*backend='huggingface', and"):
+        open_stream(Stream(Texts(["x"], **options, backend="gigatoken")), 0)
+    assert not list(tmp_path.glob("cache/tokens/*"))
+    assert open_stream(Stream(Texts(["x"], **options)), 0)
 
 
+@needs_gigatoken
 def test_many_added_tokens_that_gigatoken_finds_are_no_obstacle(bpe, tmp_path):
     whole = tokenizers.Tokenizer.from_file(str(bpe))
     whole.add_special_tokens([f"<|reserved_{number}|>" for number in range(6000)])
@@ -128,7 +141,7 @@ def test_many_added_tokens_that_gigatoken_finds_are_no_obstacle(bpe, tmp_path):
     assert time.process_time() - begin < 20
 
 
-@pytest.mark.parametrize("backend", ["huggingface", "gigatoken"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_tokenizer_that_is_replaced_between_two_jobs_of_a_process_is_loaded_again(
     bpe, tmp_path, backend
 ):
@@ -242,8 +255,11 @@ def test_a_job_describes_its_tokenizer(with_template, bpe, tmp_path):
     assert files_of(out) == before
 
 
-def test_texts_of_later_batches_are_compared_too(bpe, tmp_path):
+@needs_gigatoken
+def test_some_texts_of_the_first_batch_and_one_of_later_ones_are_compared(bpe, tmp_path):
     whole = changed(bpe, tmp_path / "tokenizer.json", pre_tokenizer={"use_regex": False})
+    with pytest.raises(ConfigError, match="other ones, for the text"):
+        text_encoder(whole, "gigatoken")([*"a" * 15, "".join(TEXTS)])
     encoder = text_encoder(whole, "gigatoken")
     for _ in range(COMPARED_EVERY):
         encoder(["a"])
@@ -251,6 +267,7 @@ def test_texts_of_later_batches_are_compared_too(bpe, tmp_path):
         encoder(["".join(TEXTS)])
 
 
+@needs_gigatoken
 def test_a_text_that_cannot_be_encoded_is_one_bad_row(bpe):
     encoder = text_encoder(bpe, "gigatoken")
     good, bad, also = encoder(["a b", "\ud800", "c"])
@@ -260,6 +277,7 @@ def test_a_text_that_cannot_be_encoded_is_one_bad_row(bpe):
     assert len(also)
 
 
+@needs_gigatoken
 def test_a_tokenizer_that_gigatoken_cannot_load_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ConfigError, match=r"gigatoken cannot load .* set backend='huggingface'"):
         write(tmp_path, tokenizer_file(tmp_path), "gigatoken", ["a b"])
