@@ -194,7 +194,7 @@ def test_room_for_a_file_that_is_made_here_is_reserved_and_corrected(tmp_path):
     make("aa", 300, 400, set())
     cache.mark_finished([entry_of("aa", 300, id)])
     make("bb", 300, 500, {"aa"})
-    make("cc", 300, 450, {"bb"})  # there is no room for it beside the others
+    make("cc", 300, 450, {"bb"})  # the others leave too little room
     assert here() == {"bb": 500, "cc": 450}
     cache.mark_finished([entry_of("bb", 300, id)])
     make("aa", 10, 200, {"bb", "cc"})
