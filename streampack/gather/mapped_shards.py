@@ -51,7 +51,7 @@ class MappedShards:
     rows: Int64Array
     times: Int64Array
     """Monotonic times of each shard's last read, written by the kernel, and of the last size check
-    of its file; shape (m, 2), in nanoseconds."""
+    of its file, or its mapping; shape (m, 2), in nanoseconds."""
     has_labels: BoolArray
     """Whether each shard has a labels or loss mask column, shape (m,)."""
     shards: Mapping[int, _MappedShard]
@@ -59,9 +59,9 @@ class MappedShards:
 
     @classmethod
     def of(
-        cls, num_shards: int, shards: Mapping[int, _MappedShard], read_ns: Mapping[int, int]
+        cls, num_shards: int, shards: Mapping[int, _MappedShard], times: Mapping[int, list[int]]
     ) -> MappedShards:
-        """Build the table from shards by number, and the time of each one's last read."""
+        """Build the table from shards and their times, by number."""
         rows = np.array([shard.row for shard in shards.values()], np.int64)
         rows = rows.reshape(-1, kernels.ROW_COLUMNS)
         row_of = np.full(num_shards, -1, np.int64)
@@ -70,7 +70,7 @@ class MappedShards:
         return cls(
             row_of=row_of,
             rows=rows,
-            times=np.array([(read_ns[number], 0) for number in shards], np.int64).reshape(-1, 2),
+            times=np.array([times[number] for number in shards], np.int64).reshape(-1, 2),
             has_labels=(codes != kernels.NO_COLUMN).any(axis=1),
             shards=shards,
         )
@@ -151,14 +151,14 @@ class ShardLookup:
 
     def _replaced(self, new: dict[int, _MappedShard], wanted: set[int]) -> MappedShards:
         before = self._mapped
-        read_ns = dict.fromkeys(new, time.monotonic_ns())
-        read_ns |= dict(zip(before.shards, before.times[:, READ].tolist(), strict=True))
+        times = dict.fromkeys(new, [time.monotonic_ns()] * 2)
+        times |= dict(zip(before.shards, before.times.tolist(), strict=True))
         shards = {
             number: mapped
             for number, mapped in {**new, **before.shards}.items()
             if number in wanted or mapped.shard.key in shard_pool()
         }
-        return MappedShards.of(len(self._first_samples), shards, read_ns)
+        return MappedShards.of(len(self._first_samples), shards, times)
 
     def _open(self, number: int) -> _MappedShard:
         stream_number = int(np.searchsorted(self._bases, number, "right")) - 1

@@ -35,7 +35,7 @@ from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, length_file_pieces, write_length_file
 from streampack.storage.cache import ShardCache
 from streampack.stores.retries import request
-from streampack.streams.column_selection import ColumnSelection, check_columns
+from streampack.streams.column_selection import ColumnSelection, find_columns
 from streampack.streams.mds_shards import MdsShards
 from streampack.streams.sources.shards import Shards
 from streampack.streams.split_rows import SPLIT_FILE, document_lengths, split_spans, with_counts
@@ -156,10 +156,10 @@ def _index(
         is_hashed = all(shard.raw.hashes for shard in index.shards)
         for number, info in enumerate(index.shards):
             reader = shards if shards.cache.is_here(info) else elsewhere[1]
-            opened = reader.read(number)
+            opened = reader.read(number, reader.version(number))
             # Shards 0, 1, 2, 4, 8, ...: readers check the first that each process opens.
             if not number & (number - 1):
-                reader.check_values(opened, number, reader.checker(number))
+                reader.check_values(opened, number)
             place, spans = f"{shards.name}, shard {number}", opened.tokens
             if eos_id is not None:
                 spans = split_spans(spans, document_lengths(opened.data, spans, eos_id), place)
@@ -169,7 +169,7 @@ def _index(
             if reader.cache.folder.is_relative_to(temporary):
                 Path(reader.version(number).path).unlink()  # the mapping stays
             progress(1)
-    name = check_columns(index, shards.columns, shards.name)
+    [name] = {columns["tokens"].name for columns in shards.columns.values()}
     counts = np.concatenate(lengths)
     index = with_counts(index, list(map(len, lengths)))
     pieces = length_file_pieces(text, index, name, counts, np.concatenate(edges), hashes)
@@ -196,7 +196,7 @@ def _open(**given: Any) -> tuple[bytes, MdsShards]:
         name=name,
         digest=repr(given),
         index=index,
-        columns=ColumnSelection.of(source),
+        columns=find_columns(index, ColumnSelection.of(source), name)[0],
         cache=cache,
         length_file=None,
         checks_dtypes=source.check_dtypes,

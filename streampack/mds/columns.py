@@ -15,7 +15,7 @@ Cost: about 100 ns a sample, with no Python loop; 16 bytes per sample and column
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -26,7 +26,7 @@ from streampack.errors import DataError, suggest
 from streampack.mds.dtype_check import LIKELY, itemsize_of
 from streampack.mds.index import MAX_SHARD_BYTES, Layout, Shard
 from streampack.mds.litdata import LITDATA_BARE
-from streampack.types import BoolArray, ByteArray, Int64Array, IntArray
+from streampack.types import ByteArray, Int64Array, IntArray
 
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 """Value types that fit in an int64; the only other MDS integer type is uint64."""
@@ -261,21 +261,15 @@ def sample_spans(
     else:
         num_values = sizes // itemsize
     misfits = num_values * itemsize != sizes
-    hint = ""
-    if misfits.any() and column.is_untyped:  # so the requested dtype may be wrong
+    if misfits.any():
         likely = LIKELY[itemsize_of(sizes)]
-        hint = (
+        hint = (  # the requested dtype may be wrong
             f" (if that is not how it was written, set its type: '{column.name}:{likely}' by the "
             "sizes of all samples)"
-        )
-    _refuse_first(
-        misfits,
-        where,
-        lambda i: (
-            f"column {column.name!r} has {sizes[i]} bytes of values, which are not "
-            f"{num_values[i]} x {dtype}{hint}"
-        ),
-    )
+        ) * column.is_untyped
+        i = int(misfits.argmax())
+        problem = f"{sizes[i]} bytes of values, which are not {num_values[i]} x {dtype}{hint}"
+        raise _damaged(where, i, f"column {column.name!r} has {problem}")
     return Spans(begins=begins, counts=num_values, dtype=dtype)
 
 
@@ -309,14 +303,11 @@ def plain_value(encoding: str, value: bytes, errors: str = "strict") -> Any:
         return value
 
 
-def _refuse_first(bad: BoolArray, where: str, problem: Callable[[int], str]) -> None:
-    """Refuse a shard that has bad samples, and describe the problem of the first one."""
-    if bad.any():
-        sample = int(bad.argmax())
-        raise DataError(
-            f"{where}, sample {sample} of the shard: {problem(sample)}; the shard is damaged: "
-            "if it is a cached copy, delete it, else rewrite the stream"
-        )
+def _damaged(where: str, sample: int, problem: str) -> DataError:
+    return DataError(
+        f"{where}, sample {sample} of the shard: {problem}; the shard is damaged: "
+        "if it is a cached copy, delete it, else rewrite the stream"
+    )
 
 
 def sample_offsets(data: ByteArray, num_samples: int, where: str) -> Int64Array:
@@ -338,9 +329,9 @@ def sample_offsets(data: ByteArray, num_samples: int, where: str) -> Int64Array:
             f"{where}: samples take bytes {offsets[0]} to {offsets[-1]}, but the shard has space "
             f"for them in {head_bytes} to {len(data)}; fetch or rewrite it"
         )
-    _refuse_first(
-        np.diff(offsets) < 0, where, lambda i: f"it ends {offsets[i + 1]} before it begins"
-    )
+    if (bad := np.diff(offsets) < 0).any():
+        i = int(bad.argmax())
+        raise _damaged(where, i, f"it ends {offsets[i + 1]} before it begins")
     return offsets
 
 
@@ -356,11 +347,9 @@ def _value_spans(
     sizes[:] = fixed
     sizes[:, fixed < 0] = spans.view(np.uint32).reshape(len(lengths), num_variable)
     total = 4 * num_variable + sizes.sum(axis=1)
-    _refuse_first(
-        total != lengths,
-        where,
-        lambda i: f"{lengths[i]} bytes, but its columns add up to {total[i]}",
-    )
+    if (bad := total != lengths).any():
+        i = int(bad.argmax())
+        raise _damaged(where, i, f"{lengths[i]} bytes, but its columns add up to {total[i]}")
     begins = offsets[:-1] + 4 * num_variable + sizes[:, : column.number].sum(axis=1)
     return begins, sizes[:, column.number]
 
@@ -368,9 +357,9 @@ def _value_spans(
 def _dynamic_dtype(
     data: ByteArray, begins: Int64Array, sizes: Int64Array, column: Column, where: str
 ) -> str:
-    _refuse_first(
-        sizes < 1, where, lambda i: f"column {column.name!r} has {sizes[i]} bytes and no dtype"
-    )
+    if (bad := sizes < 1).any():
+        i = int(bad.argmax())
+        raise _damaged(where, i, f"column {column.name!r} has {sizes[i]} bytes and no dtype")
     codes = np.unique(data[begins])
     names = [DYNAMIC_DTYPES.get(int(code), f"unknown ({code})") for code in codes]
     if len(names) > 1:
@@ -389,11 +378,9 @@ def _stated_shapes(
     # The number of axes << 2 | log2(bytes per axis); of an empty value, another byte.
     kinds = data.take(begins, mode="clip")
     head_bytes = 1 + (kinds.astype(np.int64) >> 2 << (kinds & 3))
-    _refuse_first(
-        sizes < head_bytes,
-        where,
-        lambda i: f"a value of {sizes[i]} bytes has a shape of {head_bytes[i]}",
-    )
+    if (bad := sizes < head_bytes).any():
+        i = int(bad.argmax())
+        raise _damaged(where, i, f"a value of {sizes[i]} bytes has a shape of {head_bytes[i]}")
     num_values = np.ones(len(begins), np.int64)
     for kind in np.unique(kinds):  # almost always two or three
         of_kind = kinds == kind

@@ -13,7 +13,7 @@ a note at the first.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -184,12 +184,12 @@ class ShardCache:
             self._names[key] = shard_name(shard, tied)
         return self._names[key]
 
-    def _paths_of(self, shard: Shard) -> Iterator[tuple[Path, bool]]:
-        """Yield the paths that may hold a shard's raw file, and whether each is in a cache."""
-        if not self.is_remote:
-            yield self.folder / shard.raw.basename, False
-        if self._is_cached(shard):
-            yield self._folder_of(shard) / self._name_of(shard), True
+    def _paths_of(self, shard: Shard) -> list[tuple[Path, bool]]:
+        """Return the paths that may hold a shard's raw file, and whether each is in a cache."""
+        paths = [] if self.is_remote else [(self.folder / shard.raw.basename, False)]
+        if self.is_remote or shard.packed is not None:
+            paths.append((self._folder_of(shard) / self._name_of(shard), True))
+        return paths
 
     def is_here(self, shard: Shard) -> bool:
         """Return whether a shard's raw file exists with the right size; usually one `stat`."""
@@ -208,17 +208,22 @@ class ShardCache:
         except OSError:
             return True  # no lock yet, or the fetching process will report the error
 
-    def map(self, shard: Shard) -> MappedShard:
-        """Return a shard's raw bytes, verified and fetched if necessary; raise as `file`."""
-        return self._until_present(shard, self._map)
+    def map(self, shard: Shard, file: CachedFile | None = None) -> MappedShard:
+        """Return a shard's raw bytes, verified and fetched if necessary; raise as `file`.
 
-    def _map(self, shard: Shard) -> MappedShard:
-        file, _ = self._file(shard)
+        The `file` that `file` returned a moment ago is not verified again.
+        """
+        if file is not None:
+            with suppress(FileNotFoundError):  # it was removed or replaced since
+                return self._map(shard, file)
+        return self._until_present(shard, lambda shard: self._map(shard, self._file(shard)[0]))
+
+    def _map(self, shard: Shard, file: CachedFile) -> MappedShard:
         path = Path(file.path)
         with as_data_error(path):
             data = self._disk.map(path)
             is_same = self._disk.state(path) == file.state
-        if not shard.raw.has_size(len(data)) or not is_same:
+        if len(data) != file.state.num_bytes or not is_same:
             raise FileNotFoundError(f"{path} was replaced while it was opened")
         is_gone = partial(self._is_gone, path, file.state.inode) if self.is_limited else None
         return MappedShard(data, file, self.location.uri(shard.raw.basename), is_gone)

@@ -219,15 +219,16 @@ class StreamMetadata:
 
         If our copy was deleted, or is damaged, it is refetched first.
         """
-        path = self.length_path
         try:
-            before = self._disk.state(path)
             return read()
         except (DataError, OSError, RuntimeError) as failure:
+            path = self.length_path
             with attach_uri(path), as_data_error(path):
                 if isinstance(failure, DataError) and self._location.remote is not None:
                     with self._locks.hold(path.name, lock_s(self._location)):
-                        if self._disk.state(path) == before:  # else another process replaced it
+                        try:
+                            return read()  # another process may have replaced it
+                        except (DataError, FileNotFoundError):
                             self._disk.remove(path)
                 elif not isinstance(failure, FileNotFoundError):
                     raise

@@ -105,7 +105,7 @@ class FileVerifier:
                 f"{sorted(file.hashes)}; set Download(hash=) to one of them, or to None"
             )
         wanted = (self.validate_hash, *FAST_HASHES, *known)
-        algorithm = next((name for name in wanted if name in known), None)
+        algorithm = next(filter(known.__contains__, wanted), None)
         return f"{algorithm}:{file.hashes[algorithm].lower()}" if algorithm else ""
 
     def expected_at(self, path: Path, file: ShardFile) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 from streampack.errors import ConfigError, DataError, suggest
 from streampack.mds.columns import DTYPES, Column, find_column, token_names
 from streampack.mds.index import Layout, MdsIndex
 from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
+
+FoundColumns: TypeAlias = dict[Layout, dict[str, Column]]
+"""The columns that are read of shards of each layout, by what they hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,30 +68,34 @@ def split_type(column: str, option: str) -> tuple[str, str | None]:
     return name or column, dtype if name else None
 
 
-def check_columns(index: MdsIndex, columns: ColumnSelection, name: str) -> str:
-    """Check columns and types before any shard is opened; return the token column's name."""
-    first: dict[Layout, int] = {}
+def find_columns(index: MdsIndex, columns: ColumnSelection, name: str) -> tuple[FoundColumns, str]:
+    """Find the columns of each layout before any shard is opened; also the token column's name.
+
+    Raises:
+        DataError: If one is missing or of another type, or tokens are in columns of two names.
+    """
+    found: FoundColumns = {}
     for number, shard in enumerate(index.shards):
-        first.setdefault(shard.layout, number)
-    token_columns = set()
-    for layout, number in first.items():
-        found = columns.find(layout, f"stream {name!r} ({index.uri}: shards.{number})")
-        token_columns.add(found["tokens"].name)
+        if shard.layout not in found:
+            where = f"stream {name!r} ({index.uri}: shards.{number})"
+            found[shard.layout] = columns.find(shard.layout, where)
+    token_columns = {own["tokens"].name for own in found.values()}
     if len(token_columns) > 1:
         raise DataError(
             f"stream {name!r}: its shards hold tokens in columns "
             f"{' and '.join(map(repr, sorted(token_columns)))}; rewrite the stream with one "
             "of them"
         )
-    return token_columns.pop()
+    return found, token_columns.pop()
 
 
-def warn_unused_columns(index: MdsIndex, columns: ColumnSelection, name: str, tokens: str) -> None:
+def warn_unused_columns(
+    found: FoundColumns, columns: ColumnSelection, name: str, tokens: str
+) -> None:
     """Warn about label and loss mask columns, if the selection reads neither kind."""
     if columns.labels or columns.loss_mask:
         return
-    layouts = {shard.layout for shard in index.shards}
-    encodings = dict(chain(*(zip(one.names, one.encodings, strict=True) for one in layouts)))
+    encodings = dict(chain(*(zip(one.names, one.encodings, strict=True) for one in found)))
     for column in TARGET_COLUMNS:
         # With another encoding the column is something else, such as a class label.
         kind = encodings.get(column, "").partition(":")[0]

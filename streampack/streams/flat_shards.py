@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import xxhash
@@ -137,11 +137,11 @@ class FlatShards:
         versions = (file.version, file.mask, self._hash(shard), self.lengths_digest())
         return self.cache.folder / file.name, *versions
 
-    def read(self, shard: int) -> OpenShard:
+    def read(self, shard: int, version: Any) -> OpenShard:
         file, is_gone, masks, loss_mask = self._file(shard), None, None, None
-        (start, stop), version = self.virtual.extents[shard].tolist(), self.version(shard)
+        start, stop = self.virtual.extents[shard].tolist()
         if self.entries:
-            mapped = self.cache.map(self.entries[shard])
+            mapped = self.cache.map(self.entries[shard], version[0])
             data, masks = np.split(mapped.data, [stop - start])
             version, is_gone = (mapped.file, self.lengths_digest()), mapped.is_gone
         else:

@@ -17,7 +17,7 @@ from streampack.storage.cache import ShardCache
 from streampack.storage.location import StreamLocation
 from streampack.storage.verify import attach_uri
 from streampack.stores.retries import request
-from streampack.streams.column_selection import ColumnSelection, check_columns, warn_unused_columns
+from streampack.streams.column_selection import ColumnSelection, find_columns, warn_unused_columns
 from streampack.streams.mds_shards import MdsShards
 from streampack.streams.parts import Numbering, chosen_shards, digest_text
 from streampack.streams.split_rows import open_split
@@ -40,7 +40,7 @@ def open_mds(source: Any, location: StreamLocation, opening: Opening) -> TokenSt
         entries = parse_entries(text, location.index_uri)
         _add_stored_sizes(entries, location)
         index = index_of(entries, location.index_uri)
-        column = check_columns(index, columns, name)
+        found, column = find_columns(index, columns, name)
         rows: MdsIndex | None = None
         split_at = source.split_at
         if split_at is None:
@@ -56,7 +56,7 @@ def open_mds(source: Any, location: StreamLocation, opening: Opening) -> TokenSt
             rows = rows and rows.take(numbers)
             length_file = None if length_file is None else length_file.take(numbers)
     if opening.has_targets:
-        warn_unused_columns(index, columns, name, column)
+        warn_unused_columns(found, columns, name, column)
     own_digest = _digest(_entries_digest(entries) + digest_text(part), columns, split_at)
     digest = own_digest if is_part else _digest(index_digest(text), columns, split_at)
     shards = MdsShards(
@@ -64,7 +64,7 @@ def open_mds(source: Any, location: StreamLocation, opening: Opening) -> TokenSt
         digest=digest,
         index=index,
         rows=rows,
-        columns=columns,
+        columns=found,
         cache=cache,
         length_file=length_file,
         checks_dtypes=source.check_dtypes,

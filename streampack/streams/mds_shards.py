@@ -13,12 +13,13 @@ from typing import ClassVar
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mds.columns import Column, check_layout, sample_spans
+from streampack.mds.columns import Column, Spans, check_layout, find_column, sample_spans
+from streampack.mds.dtype_check import LIKELY, MAX_SAMPLES, check_tokens_dtype, itemsize_of
 from streampack.mds.index import Layout, MdsIndex, Shard
 from streampack.mds.length_file import LengthFile
+from streampack.padding import PADDING_MASK
 from streampack.storage.cache import CachedFile, MappedShard, ShardCache
-from streampack.streams.column_selection import ColumnSelection
-from streampack.streams.shard_checks import ShardChecker
+from streampack.streams.column_selection import FoundColumns
 from streampack.streams.shard_pool import OpenShard
 from streampack.streams.split_rows import split_spans
 from streampack.types import Int64Array, LengthCost
@@ -39,7 +40,7 @@ class MdsShards:
     index: MdsIndex
     rows: MdsIndex | None = None
     """The index of the shards as they are stored, if samples are documents in their rows."""
-    columns: ColumnSelection
+    columns: FoundColumns
     cache: ShardCache
     length_file: LengthFile | None
     checks_dtypes: bool = True
@@ -77,14 +78,13 @@ class MdsShards:
     @property
     def token_dtypes(self) -> set[str | None]:
         """Types of the token ids, or None if each value states its own."""
-        layouts = {shard.layout for shard in self.index.shards}
-        return {self._columns_of(layout)["tokens"].dtype for layout in layouts}
+        return {columns["tokens"].dtype for columns in self.columns.values()}
+
+    def _columns_of(self, shard: int) -> dict[str, Column]:
+        return self.columns[self.index.shards[shard].layout]
 
     def lengths_digest(self) -> str:
         return "" if self.length_file is None else self.length_file.digest()
-
-    def _columns_of(self, layout: Layout) -> dict[str, Column]:
-        return self.columns.find(layout, f"stream {self.name!r}")
 
     def total_tokens(self) -> int:
         """Return the tokens of all shards; estimated as if other columns were empty."""
@@ -100,7 +100,7 @@ class MdsShards:
 
     def _estimate_tokens(self, shard: int) -> int:
         info = self.index.shards[shard]
-        column = self._columns_of(info.layout)["tokens"]
+        column = self._columns_of(shard)["tokens"]
         if column.num_values is not None:
             return column.num_values * info.num_samples
         # Sizes of columns, the token column's own header, and the config that MDS repeats.
@@ -155,10 +155,10 @@ class MdsShards:
         """Return what identifies a shard's file, which is fetched if necessary."""
         return self.cache.file(self.index.shards[shard])
 
-    def read(self, shard: int) -> OpenShard:
+    def read(self, shard: int, version: CachedFile) -> OpenShard:
         """Map a shard, with its version as the key, and locate the values of all its samples."""
         info = self.index.shards[shard]
-        mapped = self.cache.map(info)
+        mapped = self.cache.map(info, version)
         try:
             opened = self._parse(shard, mapped)
         except DataError as error:
@@ -180,11 +180,10 @@ class MdsShards:
 
     def _parse(self, shard: int, mapped: MappedShard) -> OpenShard:
         info, data = (self.rows or self.index).shards[shard], mapped.data
-        columns = self._columns_of(self.index.shards[shard].layout)
         where = f"stream {self.name!r}, shard {shard} ({mapped.uri})"
         check_layout(data, info, where)
         spans = {}
-        for option, column in columns.items():
+        for option, column in self.columns[info.layout].items():
             spans[option] = sample_spans(data, info.num_samples, info.layout, column, where)
         if self.rows is not None and (lengths := self.lengths(shard)) is not None:
             spans["tokens"] = split_spans(spans["tokens"], lengths, where)
@@ -200,25 +199,82 @@ class MdsShards:
 
     def _check(self, opened: OpenShard, shard: int, file: CachedFile) -> None:
         # Once per process, unless the shard has been rewritten. One that is gone was evicted.
-        checker = self.checker(shard)
         known = _files_of_checked_values.get((self.cache.folder, self.digest))
         if known is None or self.cache.file_state(Path(known.path)) not in (known.state, None):
-            self.check_values(opened, shard, checker)
+            self.check_values(opened, shard)
             _files_of_checked_values[self.cache.folder, self.digest] = file
-        checker.check_counts(opened)
-        checker.check_stated_lengths(opened)
+        counts, stated = opened.tokens.counts, self.lengths(shard)
+        for option, spans in (("labels", opened.labels), ("loss_mask", opened.loss_mask)):
+            if spans is not None and not np.array_equal(spans.counts, counts):
+                sample = int((spans.counts != counts).argmax())
+                raise DataError(
+                    f"{self._sample(shard, sample)}: {counts[sample]} tokens, but "
+                    f"{spans.counts[sample]} values in its {option} column; write one for each "
+                    f"token{self._dtype_hint(shard, spans, counts, option)}"
+                )
+        if self.length_file is not None and stated is not None and (stated != counts).any():
+            sample, path = int((stated != counts).argmax()), self.length_file.path
+            hint = self._dtype_hint(shard, opened.tokens, stated, "tokens")
+            if LIKELY[itemsize_of(_num_bytes(opened.tokens))] == opened.tokens.dtype:
+                hint = ""  # the file is wrong
+            column = self._columns_of(shard)["tokens"]
+            typed = f" --tokens {column.name}:{opened.tokens.dtype}" * column.is_untyped
+            raise DataError(
+                f"{self._sample(shard, sample)}: {counts[sample]} tokens, but {path} says "
+                f"{stated[sample]}; rewrite it: streampack index {path.parent}{typed}{hint}"
+            )
 
-    def check_values(self, opened: OpenShard, shard: int, checker: ShardChecker) -> None:
+    def check_values(self, opened: OpenShard, shard: int) -> None:
         """Refuse a shard whose values contradict their type, or are padded."""
-        if self.checks_dtypes:
-            checker.check_dtypes(opened)
-        checker.check_padding(opened, (self.rows or self.index).shards[shard])
+        info = (self.rows or self.index).shards[shard]
+        if self.checks_dtypes and self.columns[info.layout]["tokens"].is_untyped:
+            self._check_dtype(opened, shard)
+        if PADDING_MASK in info.layout.names:
+            self._check_padding(opened, shard, info)
 
-    def checker(self, shard: int) -> ShardChecker:
-        return ShardChecker(
-            stream_name=self.name,
-            columns=self._columns_of(self.index.shards[shard].layout),
-            first_sample=int(self.index.first_sample[shard]),
-            stated=self.lengths(shard),
-            length_file=None if self.length_file is None else self.length_file.path,
-        )
+    def _check_dtype(self, opened: OpenShard, shard: int) -> None:
+        tokens, where = opened.tokens, f"stream {self.name!r}, column of the tokens"
+        of_tokens = opened.data, tokens.begins, _num_bytes(tokens), tokens.dtype
+        try:
+            check_tokens_dtype(*of_tokens, where)
+        except DataError as error:
+            stated = self.lengths(shard)
+            if stated is None or not self.length_file or (stated != tokens.counts).any():
+                raise
+            raise DataError(
+                f"{error}. {self.length_file.path} was made with {tokens.dtype} too; then "
+                "rewrite it with `streampack index`"
+            ) from None
+
+    def _check_padding(self, opened: OpenShard, shard: int, info: Shard) -> None:
+        # By a column of attention masks: padding would be packed and learned.
+        try:
+            column = find_column(info.layout, (PADDING_MASK,), None, "", "loss_mask")
+            masks = sample_spans(opened.data, info.num_samples, info.layout, column, "")
+        except DataError:  # a column of something else
+            return
+        for sample in np.flatnonzero(masks.counts == opened.tokens.counts)[:MAX_SAMPLES].tolist():
+            if not masks.read(opened.data, sample).all():
+                raise DataError(
+                    f"{self._sample(shard, sample)}: its {PADDING_MASK!r} has zeros, so it is "
+                    "padded, and padding would be packed and learned; rewrite the stream without "
+                    "it: write_stream(streaming.StreamingDataset(...), out) leaves padding out"
+                )
+
+    def _sample(self, shard: int, index: int) -> str:
+        return f"stream {self.name!r}, sample {self.index.first_sample[shard] + index}"
+
+    def _dtype_hint(self, shard: int, spans: Spans, counts: Int64Array, option: str) -> str:
+        column, num_bytes = self._columns_of(shard)[option], _num_bytes(spans)
+        for dtype in ("int32", "int64", "uint16", "uint8"):
+            is_fit = np.array_equal(counts * np.dtype(dtype).itemsize, num_bytes)
+            if is_fit and column.is_untyped:
+                # -100 does not fit in an unsigned type.
+                likely = "int16" if (option, dtype) == ("labels", "uint16") else dtype
+                stated = f"{option}='{column.name}:{likely}'"
+                return f"; as {likely} the numbers agree: if so, write {stated}"
+        return ""
+
+
+def _num_bytes(spans: Spans) -> Int64Array:
+    return spans.counts * np.dtype(spans.dtype).itemsize

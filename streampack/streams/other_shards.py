@@ -89,7 +89,7 @@ class OtherShards:
     def version(self, shard: int) -> Hashable:
         return self.opened.digest, int(self.numbers[shard])
 
-    def read(self, shard: int) -> OpenShard:
+    def read(self, shard: int, version: Hashable) -> OpenShard:
         ids = np.asarray(self.opened.read(int(self.numbers[shard])))
         ids, counts = np.ascontiguousarray(ids, ids.dtype.newbyteorder("=")), self.lengths(shard)
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) != counts.sum():
@@ -100,7 +100,7 @@ class OtherShards:
             )
         begins = (np.cumsum(counts) - counts) * ids.itemsize
         return OpenShard(
-            key=self.version(shard),
+            key=version,
             uri=self.name,
             data=ids.view(np.uint8),
             tokens=Spans(begins=begins, counts=counts, dtype=ids.dtype.name),

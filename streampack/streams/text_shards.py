@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 
 from streampack.errors import DataError
 from streampack.mds.index import Shard, ShardFile
-from streampack.storage.cache import ShardCache
+from streampack.storage.cache import CachedFile, ShardCache
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.parts import SamplePart
 from streampack.streams.shard_pool import OpenShard
@@ -230,13 +230,13 @@ class TextShards:
         fields = read_whole_row(shard_of_table, row)
         return {"file": file, "row": in_file, "fields": fields}
 
-    def version(self, shard: int) -> Hashable:
+    def version(self, shard: int) -> CachedFile:
         return self.cache.file(self.entry(shard))
 
-    def read(self, shard: int) -> OpenShard:
+    def read(self, shard: int, version: CachedFile) -> OpenShard:
         """Map a token shard, which is made if necessary, and locate its samples."""
         entry = self.entry(shard)
-        mapped = self.cache.map(entry)
+        mapped = self.cache.map(entry, version)
         try:
             parsed = parse_token_shard(mapped.data, mapped.file.path)
         except DataError:

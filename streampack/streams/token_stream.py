@@ -262,9 +262,10 @@ class TokenStream:
         pool = shard_pool()
         try:
             # Neither the path nor the digest distinguishes two versions of a file.
-            opened = pool.get((self.shards.version(shard), self.digest, shard))
+            version: Any = self.shards.version(shard)
+            opened = pool.get((version, self.digest, shard))
             if opened is None:
-                opened = self.shards.read(shard)
+                opened = self.shards.read(shard, version)
                 opened = replace(opened, key=(opened.key, self.digest, shard))
                 if self.part is not None:
                     opened = opened.take(self.part.rows(shard))

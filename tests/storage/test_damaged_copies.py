@@ -139,3 +139,17 @@ def test_a_damaged_length_file_or_index_of_ours_is_fetched_again(tmp_path, name,
         np.testing.assert_array_equal(lengths, LENGTHS[first : first + len(lengths)])
     assert cached(tmp_path / "l", name).read_bytes() == (path / name).read_bytes()
     assert_reads(before, samples)
+
+
+def test_a_length_file_that_another_process_has_mended_is_kept(tmp_path):
+    path, _ = write_bare(tmp_path / "r", seed=0)
+    metadata = open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0).cache.metadata
+    fetched, answers = metadata.fetched.copy(), iter([DataError("is damaged"), "lengths"])
+
+    def read():
+        if isinstance(answer := next(answers), DataError):
+            raise answer
+        return answer
+
+    assert metadata.read_lengths(read) == "lengths"
+    assert metadata.fetched == fetched

@@ -44,7 +44,7 @@ def remote(tmp_path, **options) -> Stream:
 def assert_reads(opened, samples) -> None:
     """Read every sample of a stream, without reusing what this process has open."""
     for shard in range(opened.num_shards):
-        data = opened.shards.read(shard)
+        data = opened.shards.read(shard, opened.shards.version(shard))
         first = int(opened.first_sample[shard])
         for i in range(len(data.tokens.counts)):
             np.testing.assert_array_equal(data.tokens.read(data.data, i), samples[first + i])
