@@ -24,7 +24,7 @@ from streampack.types import Int64Array
 def apportion(total: int, sizes: Sequence[int] | Int64Array) -> list[int]:
     """Split `total` over `sizes`: whole rounds first, then successive splits of the remainder.
 
-    At least one size is positive. The counts sum to `total`, and none decreases as it grows.
+    The counts sum to `total`, which is 0 if all sizes are, and none decreases as it grows.
 
     >>> apportion(7, [2, 2, 2])
     [2, 2, 3]
@@ -32,7 +32,7 @@ def apportion(total: int, sizes: Sequence[int] | Int64Array) -> list[int]:
     [[0, 1], [0, 2], [0, 3], [1, 3], [1, 4]]
     """
     left = sum(map(int, sizes))
-    rounds, rest = divmod(int(total), left)
+    rounds, rest = divmod(int(total), max(left, 1))
     counts = []
     for size in map(int, sizes):
         part = rest * size // left if left else 0

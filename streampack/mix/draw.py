@@ -57,8 +57,9 @@ def draw_chunk(
     >>> draw_chunk([6000, 2000], 1, 17, (0, 0))[0].tolist()
     [2928, 976]
     """
-    ends = [min(number * size, sum(quotas)) for number in (chunk, chunk + 1)]
-    before, after = [apportion(end, quotas) if end else [0] * len(quotas) for end in ends]
+    total = sum(quotas)
+    before = apportion(min(chunk * size, total), quotas)
+    after = apportion(min(chunk * size + size, total), quotas)
     counts = np.subtract(after, before, dtype=np.int64)
     return counts, draw_places(counts, chunk, seed, seed_path)
 

@@ -85,9 +85,9 @@ class LaneStream:
         delivered and in the one being planned, and of those before that may wait in the packer.
         """
         recipe, queue = self._recipe, 0 if self._recipe.is_mixed else self.number
-        _, window = recipe.window(self._lane, queue)
-        waiting = recipe.packing_window(self._lane, queue) if recipe.packing.packs_windows else 0
-        chunk, block = recipe.chunk(queue), recipe.block_size(self.number)
+        _, window, packed, _, chunk = recipe.sizes(self._lane, queue)
+        waiting = packed if recipe.packing.packs_windows else 0
+        block = recipe.block_size(self.number)
         planned = 2 * chunk * max(-(-window // chunk), 1) * self._step
         if self.stream.block_samples is not None:
             # A window takes half a block, and as much again where it is rounded up to chunks.

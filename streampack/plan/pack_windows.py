@@ -6,7 +6,7 @@
     queue 1   arrivals -> overflow -> packer -> e f     -> shuffle -> [ f | e ]
 
 The packs of a window are shuffled, so that a batch has pieces of many samples: see docs/adr/0026
-and, for packers of windows, 0028. A window has the packs or the samples of `Recipe.window`, rounded
+and, for packers of windows, 0028. A window has the packs or the samples of `Recipe.sizes`, rounded
 up to whole chunks of samples; a smaller one is a part of a chunk. Where streams are mixed by
 tokens, windows end at a number of tokens. Where a stream states its own shuffle block, chunks
 and windows take half of it at most. The order of one depends only on the seed, the lane, the
@@ -38,6 +38,7 @@ from streampack.types import (
     NO_SEGMENTS,
     NUM_COLUMNS,
     PASS,
+    START,
     TOKENS,
     Int64Array,
     Packs,
@@ -83,12 +84,12 @@ class PackWindows:
         self.recipe, self.begin = recipe, begin
         self._small = small_pass(recipe, lane, queue)
         self.packing = self._small.packing if self._small else recipe.shapes.packings[queue]
-        self._packing_window = recipe.packing_window(lane, queue)
-        self._most_drawn = recipe.most_drawn(queue)
+        sizes = recipe.sizes(lane, queue)
+        self._max_packs, self._max_samples = sizes.max_packs, sizes.max_samples
+        self._packing_window, self._most_drawn = sizes.packed, sizes.drawn
         by_tokens = recipe.is_mixed and recipe.mixing.weight_unit == "tokens"
         # A packer of windows begins with long samples. Parts of one would not have its shares.
         self._keeps_windows = self.packing.packs_windows and by_tokens
-        self._max_packs, self._max_samples = recipe.window(lane, queue)
         if self._keeps_windows and not self._max_packs and len(recipe.streams) > 1:
             # Packs that are not shuffled otherwise: the first of a window have its shares.
             self._max_packs = self._max_samples = self._packing_window
@@ -197,14 +198,12 @@ class PackWindows:
         tokens = self._ramp_packs * part * self.packing.max_seq_len
         return arrivals.next(math.ceil(tokens / arrivals.tokens_per_draw()))
 
-    def _tokens_of_window(self) -> int | None:
-        """Return the tokens that are drawn together, of one window or some; None: any number.
+    def _tokens_of_window(self) -> int:
+        """Return the tokens that are drawn together, of one window or some.
 
         Of so many samples instead, those that hold a long one would have more tokens, and it would
         have too small a share of the first packs.
         """
-        if not self._counts_tokens:
-            return None
         mean = self.arrivals.tokens_per_draw()
         most = max(
             min(self._max_packs * self.packing.max_seq_len, int(self._max_samples * mean)), 1
@@ -220,7 +219,7 @@ class PackWindows:
         """
         chunks: list[Int64Array] = []
         num_packs = num_tokens = num_samples = 0
-        self.arrivals.tokens_left = self._tokens_of_window()
+        self.arrivals.tokens_left = self._tokens_of_window() if self._counts_tokens else None
         is_full = False
         while not self.is_complete and not is_full:
             rows = self._next_rows(num_known + num_packs)
@@ -268,15 +267,19 @@ class PackWindows:
 
     def _fit(self, rows: Int64Array) -> Int64Array:
         max_seq_len = self.packing.max_seq_len
-        self.dropped += count_dropped(rows, max_seq_len, self.packing.overflow, len(self.dropped))
         segments = fit_samples(rows, max_seq_len, self.packing.overflow, self.recipe.names)
-        if len(rows):
-            self._check_drops(rows, segments)
+        if np.count_nonzero(segments[:, START] == 0) < len(rows):
+            num = len(self.dropped)
+            self.dropped += count_dropped(rows, max_seq_len, self.packing.overflow, num)
+        if len(segments):
+            self._num_dropped = 0
+        elif len(rows):
+            self._check_drops(rows)
         return segments
 
-    def _check_drops(self, rows: Int64Array, segments: Int64Array) -> None:
+    def _check_drops(self, rows: Int64Array) -> None:
         """Raise a DataError if more samples in a row were dropped than the streams hold."""
-        self._num_dropped = 0 if len(segments) else self._num_dropped + len(rows)
+        self._num_dropped += len(rows)
         limit = self.recipe.max_consecutive_drops(self._queue)
         if limit is not None and self._num_dropped > limit:
             names = [self.recipe.names[number] for number in np.unique(rows[:, 0])]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -107,6 +107,22 @@ class _Found(dict[Any, Any]):
 
     def __reduce__(self) -> tuple[type[_Found], tuple[()]]:
         return _Found, ()
+
+
+class QueueSizes(NamedTuple):
+    """How much of a queue of a lane is drawn, packed and shuffled together, in samples."""
+
+    max_packs: int
+    """Packs of a window that is shuffled; 0: they are not."""
+    max_samples: int
+    """Its samples; whichever comes first ends it."""
+    packed: int
+    """Samples that a packer of windows gets together: a chunk, or a window of shuffled packs if
+    that is larger. At most half a shuffle block, or 256 samples if that is more, and one pass."""
+    drawn: int
+    """Samples drawn for one window at most, see `Recipe.most_drawn`."""
+    chunk: int
+    """Samples drawn at a time, at most `CHUNK`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -204,40 +220,40 @@ class Recipe:
         counts_packs = self.chapter is not None and not self.is_mixed
         return "tokens" if counts_packs else self.mixing.weight_unit
 
-    def window(self, lane: int, queue: int) -> tuple[int, int]:
-        """Return the packs and samples of a window of a queue, whichever ends it; 0, 0: no window.
+    def sizes(self, lane: int, queue: int) -> QueueSizes:
+        """Return how much of a queue of a lane is drawn, packed and shuffled together.
 
         All lanes and queues together hold what `Order.pack_shuffle` says. No window is longer than
         a pass: samples would wait for others that are used again.
         """
-        num_packs, num_samples = self.order.pack_window
-        if not num_packs:
-            return 0, 0
-        chosen = self.chosen_tokens if self.is_mixed else self.streams[queue].chosen_tokens
-        share = chosen / max(self.chosen_tokens, 1) / self.num_lanes
-        most = min(self._samples_in_pass(lane, queue), self.most_drawn(queue))
-        num_packs = int(num_packs * share) // int(self.shapes.slots_per_pack[queue])
-        return max(num_packs, 1), max(min(int(num_samples * share), most), 1)
-
-    def packing_window(self, lane: int, queue: int) -> int:
-        """Return the samples that a packer of windows gets together in a queue.
-
-        A chunk, or a window of shuffled packs if that is larger. It is at most half a shuffle
-        block, or 256 samples if that is more, and one pass.
-        """
-        most = min(self._samples_in_pass(lane, queue), self.most_drawn(queue))
-        _, num_samples = self.window(lane, queue)
-        half = max(-(-self.order.block_size // 2), LEAST_PACKED)
-        return max(min(max(num_samples, CHUNK), half, most), 1)
-
-    def _samples_in_pass(self, lane: int, queue: int) -> int:
-        key = "in_pass", lane, queue
+        key = "sizes", lane, queue
         if key not in self.found:
-            # In a chapter, only streams with a share: another one in `streams` changes nothing.
-            has_chapters = self.chapter is not None
-            numbers = self.used if has_chapters and self.is_mixed else self.streams_in(queue)
-            self.found[key] = sum([self.samples_in(n, lane) for n in numbers])
-        return int(self.found[key])
+            self.found[key] = self._sizes(lane, queue)
+        sizes: QueueSizes = self.found[key]
+        return sizes
+
+    def _sizes(self, lane: int, queue: int) -> QueueSizes:
+        # In a chapter, only streams with a share: another one in `streams` changes nothing.
+        has_chapters = self.chapter is not None
+        numbers = self.used if has_chapters and self.is_mixed else self.streams_in(queue)
+        drawn = self.most_drawn(queue)
+        most = min(sum([self.samples_in(n, lane) for n in numbers]), drawn)
+        num_packs = num_samples = 0
+        if self.order.pack_window[0]:
+            chosen = self.chosen_tokens if self.is_mixed else self.streams[queue].chosen_tokens
+            share = chosen / max(self.chosen_tokens, 1) / self.num_lanes
+            num_packs, num_samples = (int(size * share) for size in self.order.pack_window)
+            num_packs = max(num_packs // int(self.shapes.slots_per_pack[queue]), 1)
+            num_samples = max(min(num_samples, most), 1)
+        half = max(-(-self.order.block_size // 2), LEAST_PACKED)
+        return QueueSizes(
+            max_packs=num_packs,
+            max_samples=num_samples,
+            packed=max(min(max(num_samples, CHUNK), half, most), 1),
+            drawn=drawn,
+            # Whole chunks make what is drawn for a window.
+            chunk=CHUNK if drawn >= MAX_SAMPLES else -(-drawn // -(-drawn // CHUNK)),
+        )
 
     # Shuffle blocks.
 
@@ -253,20 +269,16 @@ class Recipe:
         """
         key = "most_drawn", queue
         if key not in self.found:
+            streams = self.streams_in(queue)
+            stated = [n for n in streams if self.streams[n].block_samples is not None]
             halves = [
-                self._own_block(number) / 2 / part
-                for mixture in self.mixtures(queue)
-                for number, part in mixture.items()
-                if part and self.streams[number].block_samples is not None
+                self._own_block(number) / 2 / mixture[number]
+                for mixture in (self.mixtures(queue) if stated else ())
+                for number in stated
+                if mixture[number]
             ]
             self.found[key] = max(int(min(halves, default=MAX_SAMPLES)), 1)
         return int(self.found[key])
-
-    def chunk(self, queue: int) -> int:
-        """Return the samples that a queue draws at a time, at most `CHUNK`."""
-        most = self.most_drawn(queue)
-        # Whole chunks make what is drawn for a window.
-        return CHUNK if most >= MAX_SAMPLES else -(-most // -(-most // CHUNK))
 
     def longest_look(self, number: int) -> int:
         """Return the samples of a stream to look at in addition to those that a window draws."""

@@ -60,8 +60,9 @@ class SampleOrder:
     def __init__(self, recipe: Recipe, lane: int, queue: int, epoch: int = 0) -> None:
         self._lane = lane
         self.streams = [LaneStream(recipe, number, lane) for number in recipe.streams_in(queue)]
-        is_used = any(stream.is_used for stream in self.streams)
-        self._carry = recipe.mixing.epoch_end == "carry" and is_used
+        self._carry = recipe.mixing.epoch_end == "carry" and any(
+            stream.is_used for stream in self.streams
+        )
         self._queue = queue
         self._means: list[Fraction] = []  # tokens of a sample of each stream
         self._own: tuple[Any, list[Fraction]] = (None, [])  # the last shares, and what they are of
@@ -98,7 +99,7 @@ class SampleOrder:
         """Draw with the shares of another chapter from now on."""
         self._recipe = recipe
         self._own = (None, [])
-        self._most = recipe.chunk(self._queue)
+        self._most = recipe.sizes(self._lane, self._queue).chunk
         if recipe.chapter is not None and not recipe.is_mixed:
             # No more than a pass: what is planned at an edge is given back.
             in_pass = recipe.samples_in(self._queue, self._lane)

@@ -52,16 +52,16 @@ def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:
         if recipe.streams[number].num_samples > 1
     }
     mixtures = list(recipe.mixtures(queue))
-    sizes = [
+    bounds = [
         (in_pass[number] / part, sum(mixture[n] * recipe.streams[n].mean_tokens for n in mixture))
         for mixture in mixtures
         for number, part in mixture.items()
         if part and in_pass.get(number)
     ]
-    num_samples, mean_tokens = min(sizes, default=(np.inf, 0))
+    num_samples, mean_tokens = min(bounds, default=(np.inf, 0))
     packing = recipe.shapes.packings[queue]
-    chunk = recipe.chunk(queue) if packing.packs_windows else 0
-    window = max(recipe.window(lane, queue)[1], chunk)
+    sizes = recipe.sizes(lane, queue)
+    window = max(sizes.max_samples, sizes.chunk if packing.packs_windows else 0)
     if num_samples >= 2 * (window + packing.sample_limit):
         return None
     least = np.full(len(recipe.streams), np.iinfo(np.int64).max)

@@ -10,4 +10,5 @@ from streampack.plan.recipe import Recipe
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Draw small chunks, so that planning the small streams of tests takes milliseconds."""
-    monkeypatch.setattr(Recipe, "chunk", lambda *_: 64)
+    sizes = Recipe._sizes
+    monkeypatch.setattr(Recipe, "_sizes", lambda *place: sizes(*place)._replace(chunk=64))

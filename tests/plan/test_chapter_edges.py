@@ -67,7 +67,7 @@ def test_each_chapter_delivers_its_own_shares(steps, order, unit):
     shares = [[0.88, 0.1, 0.02], [0.08, 0.9, 0.02], [0.5, 0.48, 0.02]]
     run = [Chapter(weights=dict(zip(NAMES, own, strict=True)), steps=steps) for own in shares]
     plan = plan_of(run, order=order, unit=unit)
-    window = plan.recipes[0].window(0, 0)[1] or CHUNK
+    window = plan.recipes[0].sizes(0, 0).max_samples or CHUNK
     for own, segments in zip(shares, delivered(plan, 3), strict=True):
         parts = parts_of(segments, unit)
         num_samples = parts_of(segments, "samples").sum()

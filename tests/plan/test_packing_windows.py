@@ -114,8 +114,8 @@ def test_a_sample_waits_for_two_windows_at_most(order, method, num_lanes):
         packs = list(queue_packs(PackQueue(r, lane, queue, 0)))
         left = [row[SAMPLE] for pack in packs for row in pack]
         assert sorted(left) == sorted(came)
-        shuffled, _ = r.window(lane, queue)
-        window = max(r.packing_window(lane, queue), r.window(lane, queue)[1]) + CHUNK
+        sizes = r.sizes(lane, queue)
+        shuffled, window = sizes.max_packs, max(sizes.packed, sizes.max_samples) + CHUNK
         if len(set(came)) < len(came):
             continue  # pieces and streams that share numbers
         places = {sample: place for place, sample in enumerate(came)}

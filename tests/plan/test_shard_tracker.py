@@ -128,7 +128,7 @@ def test_no_more_shards_are_needed_together_than_a_cache_limit_has_room_for(bloc
         if sequence.next() is None:
             break
 
-    assert r.packing_window(0, 0) >= 256
+    assert r.sizes(0, 0).packed >= 256
     assert most <= LaneStream(r, 0, 0).most_bytes(np.ones(len(r.streams[0].raw_bytes), np.int64))
 
 

@@ -126,9 +126,10 @@ def test_a_window_never_has_more_than_half_a_block_and_chunks_divide_it():
         run, _ = run_plan(1, unit="samples", method="random", chapters=False, block=block)
         [own] = run.recipes
         most = max(int(block / 2 * sum(SIZES) / SIZES[0]), 1)
-        assert own.window(0, 0)[1] == own.packing_window(0, 0) == min(most, sum(SIZES))
-        assert own.chunk(0) <= min(most, CHUNK)
-        assert -(-most // own.chunk(0)) * own.chunk(0) < most + -(-most // CHUNK)
+        sizes = own.sizes(0, 0)
+        assert sizes.max_samples == sizes.packed == min(most, sum(SIZES))
+        assert sizes.chunk <= min(most, CHUNK)
+        assert -(-most // sizes.chunk) * sizes.chunk < most + -(-most // CHUNK)
 
 
 def test_lanes_that_share_a_stream_take_its_blocks_together():

@@ -62,7 +62,8 @@ STEPS = {"epochs": 35, "by stream": 12, "chapters": 14}
 def small_chunks():
     """Draw few samples together, so that small streams are not read as a whole at the start."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recipe, "chunk", lambda *_: 32)
+        sizes = Recipe._sizes
+        patch.setattr(Recipe, "_sizes", lambda *place: sizes(*place)._replace(chunk=32))
         yield
 
 
