@@ -189,7 +189,8 @@ class PlanEngine(ReadableRun):
 
     def _sequence(self, start: Progress) -> PackSequence:
         start = self.left.completed(self.state, start)
-        if start.epoch == self.state.start.epoch and not self.state.replans:  # set, or loaded
+        is_given = start != Progress() and start.epoch == self.state.start.epoch  # set, or loaded
+        if is_given and not self.state.replans:
             check_replanning(self.run, self.spec.streams, start)
         return PackSequence(self.run, start)
 

@@ -75,19 +75,20 @@ class LeftSnapshots:
             return
         self._enter(run)
         number, position = place = plan.epoch, plan.positions[0]
-        recipe, view = run.recipe(number), run.view(number)
         # Queues that a chapter does not use may be of other ranks, which know better.
         lanes = run.lanes(number, position)
         self._last, changed = snapshots, []
         for snapshot in snapshots:
-            left = self._own.get(_key_of(snapshot), [])
+            key = _key_of(snapshot)
+            left = self._own.get(key, [])
             is_new = not left or left[-1][:2] > place or _order(left[-1][2]) != _order(snapshot)
             if is_new and snapshot["lane"] in lanes:
-                self._own[_key_of(snapshot)] = [*left[-1:], (*place, snapshot)]
-                changed.append(_key_of(snapshot))
+                self._own[key] = [*left[-1:], (*place, snapshot)]
+                changed.append(key)
         if self._store.is_alone or worker_here().number:
             return  # all workers plan alike, and the first leaves what all know
-        if len(lanes) == recipe.num_lanes:
+        view = run.view(number)
+        if len(lanes) == run.recipe(number).num_lanes:
             # Then every device plans all lanes.
             changed = [key for key in changed if key[0] % view.num_devices == view.place]
         self._store.put({self._key(key): self._own[key] for key in changed})

@@ -26,6 +26,7 @@ import numpy as np
 from streampack._threads import AT_HAND, ordered_thread_map
 from streampack.batch.batch import Batch
 from streampack.plan.device_plan import DevicePlan, Totals
+from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence
 from streampack.planned.batch_groups import (
     ReadGroup,
@@ -104,7 +105,8 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         self._ahead = min(ahead, wanted)
         engine.check_cache(num_workers)
         self._options = replace(options, prefetch_factor=self._ahead, pin_memory=False)
-        self._end_workers()
+        if self._workers is not None:
+            self._workers.end()
         if num_workers:
             self._make_workers()
         # Last, so that an interrupted fit is repeated.
@@ -157,7 +159,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         self.engine.ask()
         return close_at_exit(self._deliver())
 
-    def _begin(self, sequence: PackSequence, num_fetched: int) -> IterationPlans:
+    def _begin(self, sequence: PackSequence, recipe: Recipe, num_fetched: int) -> IterationPlans:
         """Record the beginning of an iteration.
 
         The dataset fetched `num_fetched` shards for lengths before.
@@ -167,7 +169,6 @@ class PlannedLoading(LoaderSession[PlanEngine]):
             self._first_fetched = num_fetched
         else:
             self._fetched = self._fetched_ahead()
-        recipe = self.engine.recipe
         if self._tally.recipe is not recipe:
             self._tally.use(recipe)
         self._read_ahead = self.engine.read_ahead(sequence, self.num_workers)
@@ -188,12 +189,12 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         num_changes = engine.state.changes
         with engine.iteration() as sequence, closing(sequence):
             sequence.stop = engine.end_of_shape(sequence.epoch)
-            if self._fitted_to != (engine.recipe.packing, engine.footprint()):
+            recipe, spec, run = engine.recipe, engine.state.spec, engine.state.run
+            if self._fitted_to != (recipe.packing, engine.footprint()):
                 self._fit()
-            plans = self._begin(sequence, num_fetched)
+            plans = self._begin(sequence, recipe, num_fetched)
             ahead, tally, num_moves = plans.ahead, self._tally, engine.state.moves
-            origin_of = partial(engine.provenance, engine.recipe, engine.spec.context)
-            left, run = engine.left, engine.run
+            origin_of, left = partial(engine.provenance, recipe, spec.context), engine.left
             with closing(ahead):
                 # No zip, no enumerate: they keep a batch until the next arrives.
                 for batch in self._batches(plans):

@@ -30,6 +30,7 @@ from streampack.planned.cache_budget import (
     lane_cycle,
 )
 from streampack.planned.left_snapshots import LeftSnapshots
+from streampack.planned.replanning import costs_tokenizing
 from streampack.planned.run_state import RunState, digests_of, first_state
 from streampack.planned.spec import DatasetSpec
 from streampack.runtime.batch_reader import BatchReader
@@ -113,7 +114,8 @@ class ReadableRun(ResumableRun[PackSequence, Progress]):
 
     def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> MemoryFootprint:
         """Return the peak memory of a rank, to check against `Buffers`."""
-        recipe, lanes = self.recipe, self.recipe.num_lanes
+        recipe = self.recipe
+        lanes = recipe.num_lanes
         # With other values of epoch_end, a device reads every lane in the end.
         if recipe.mixing.epoch_end == "carry":
             lanes = len(touched_lanes(recipe, self.state.view))
@@ -185,9 +187,9 @@ class ReadableRun(ResumableRun[PackSequence, Progress]):
         self, sequence: PackSequence, num_workers: int = 0, planner: int | None = None
     ) -> ReadAhead:
         """Return the shard prefetch of an iteration; arguments as `fetch_limits`."""
-        streams, fetcher = self.spec.streams, None
+        streams, fetcher, is_patient = self.spec.streams, None, False
         if any(stream.cache.needs_fetch for stream in streams):
             limits = self._fetch_limits(sequence.epoch, num_workers, planner)
             fetcher = ShardPrefetcher(streams, limits)
-        is_patient = any(stream.shards.length_cost == "tokenize" for stream in streams)
+            is_patient = any(map(costs_tokenizing, streams))
         return ReadAhead(fetcher, sequence, is_patient=is_patient)

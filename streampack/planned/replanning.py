@@ -24,7 +24,7 @@ from streampack.streams import TokenStream
 
 def costs_tokenizing(stream: TokenStream) -> bool:
     """Return whether a length that is not known is learnt by tokenizing a text."""
-    return getattr(stream.shards, "length_cost", "none") == "tokenize"
+    return stream.shards.length_cost == "tokenize"
 
 
 def lanes_to_replan(run: RunPlan, progress: Progress) -> list[tuple[int, int, int]]:

@@ -37,10 +37,6 @@ class LoaderSession(Generic[Engine]):
     def _pinned(self, batch: Any) -> Any:
         return pin_memory(batch) if self._pins else batch  # type: ignore[no-untyped-call]
 
-    def _end_workers(self) -> None:
-        if self._workers is not None:
-            self._workers.end()
-
 
 _under_way: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
