@@ -61,7 +61,6 @@ class OnlinePacker:
         num = len(plan.streams)
         self._amounts = [amount or 0 for amount in plan.amounts.amounts]
         self._mixer = StreamMixer(plan, worker_slice, slices, epoch)
-        self._samplers = self._mixer.samplers
         stores = [SampleStore(plan, held) for _ in window_tokens]
         self._writer = BatchWriter(plan, stores)
         self._blocks = BufferPool()

@@ -47,7 +47,8 @@ class StreamMixer:
             plan.amounts.quota(n, epoch, slice_, worker_slice) for n, slice_ in enumerate(slices)
         ]
         self.samplers = [
-            StreamSampler(plan, number, slice_) for number, slice_ in enumerate(slices)
+            StreamSampler(plan, number, slice_, quota)
+            for number, (slice_, quota) in enumerate(zip(slices, self.quotas, strict=True))
         ]
         amounts: Sequence[int | None] = plan.amounts.amounts
         if plan.amounts.are_quotas:
@@ -58,8 +59,8 @@ class StreamMixer:
         """Whether a stream has ended that ends the epoch."""
 
     def begin(self) -> None:
-        for sampler, quota in zip(self.samplers, self.quotas, strict=True):
-            sampler.begin(self._epoch, quota)
+        for sampler in self.samplers:
+            sampler.begin(self._epoch)
 
     def draw(
         self, lane: int, most_tokens: int, most_samples: int
@@ -150,7 +151,7 @@ class StreamMixer:
         """Let the streams of a lane continue where a state of it starts."""
         samplers = self._samplers_of(lane)
         for sampler, saved, own in zip(samplers, state["streams"], sources, strict=True):
-            sampler.load_state_dict(saved, own, self.quotas[self.samplers.index(sampler)])
+            sampler.load_state_dict(saved, own)
         self._deficits.load_state_dict(state["deficits"])
 
 

@@ -62,7 +62,9 @@ class SourcePosition(NamedTuple):
 class StreamSampler:
     """Samples of stream `number` in the order in which this worker takes them."""
 
-    def __init__(self, plan: FlowPlan, number: int, slice_: SourceSlice) -> None:
+    def __init__(
+        self, plan: FlowPlan, number: int, slice_: SourceSlice, quota: WorkerQuota
+    ) -> None:
         self._number = number
         self._stream = stream = plan.streams[number]
         self._name = slice_.name
@@ -76,10 +78,10 @@ class StreamSampler:
         elif slice_.is_list and stream.tokenizer is None:
             self.most_together = LIST_ITEMS
         self.has_index = slice_.has_index
-        self._quota = WorkerQuota()
+        self._quota = quota
+        self._has_ended = quota.amount == 0
         self._reset(SourcePosition(0, 0, 0, 0))
         self._num_known_bad = 0
-        self._has_ended = False
         self._warns_next = False  # whether to warn about unused label columns at the next item
         # Whether labels[i] is tokens[i + 1]; None until detected.
         self.labels_shifted = stream.labels_shifted if stream.labels else False
@@ -91,12 +93,10 @@ class StreamSampler:
         self._error: Exception | None = None  # what comes behind them
         self._at = self._read_to = position
 
-    def begin(self, epoch: int, quota: WorkerQuota) -> None:
-        self._quota = quota
+    def begin(self, epoch: int) -> None:
         # Once, not in every worker and epoch.
         self._warns_next = epoch == 0 and self._slice.worker_slice.index == 0
-        self._has_ended = quota.amount == 0
-        pass_, taken = epoch, 0
+        quota, pass_, taken = self._quota, epoch, 0
         if quota.skipped:
             per_pass, _ = self._slice.count()
             pass_, taken = divmod(quota.skipped, per_pass) if per_pass else (epoch, 0)
@@ -311,14 +311,12 @@ class StreamSampler:
             "size": self._slice.indexed_size,
         }, own
 
-    def load_state_dict(self, state: State, own: list[Any] | None, quota: WorkerQuota) -> None:
+    def load_state_dict(self, state: State, own: list[Any] | None) -> None:
         """Continue where a state starts. Bad samples that were met before it is left are known."""
-        self._quota = quota
         self._reset(SourcePosition(*map(int, state["start"])))
         self._num_known_bad = int(state["bad"])
         self._slice.has_warned |= bool(state["has_warned"])
         self.labels_shifted = state["labels_shifted"]
-        self._has_ended = quota.amount == 0
         if self._has_ended:
             return
         if state["size"] != self._slice.indexed_size:

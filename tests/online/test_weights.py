@@ -219,8 +219,9 @@ def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
             slice_ = SourceSlice(source, "a", worker_slice)
             for epoch, counter in enumerate(epochs):
                 plan = flow_plan("", streams, Packing(max_seq_len=10), mixing)
-                sampler = StreamSampler(plan, 0, slice_)
-                sampler.begin(epoch, amounts.quota(0, epoch, slice_, worker_slice))
+                quota = amounts.quota(0, epoch, slice_, worker_slice)
+                sampler = StreamSampler(plan, 0, slice_, quota)
+                sampler.begin(epoch)
                 while sampler.read():
                     rows, _ = sampler.take(len(sampler.waiting))
                     counter.update(rows[:, SAMPLE].tolist())
