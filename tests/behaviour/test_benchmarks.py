@@ -173,8 +173,8 @@ def test_batches_and_the_load_of_a_state_take_few_calls_and_changes_of_room(benc
     ]
     counts = {name: list(map(int, numbers)) for name, *numbers in filter(None, rows[1:])}
     *_, calls, _, changes = counts["planned: first batch"]
-    assert calls <= 680
-    assert changes <= 150
+    assert calls <= 550
+    assert changes <= 130
     assert counts["online: first batch"][2] <= 500
     assert counts["online: steady batch"][2] <= 80
     assert counts["online: state_dict"][2] <= 300
