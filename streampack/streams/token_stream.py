@@ -153,19 +153,13 @@ class TokenStream:
             part=part and part.with_tokens(shards.lengths),
             **own,
         )
-        if opened._is_empty():
+        tokens = opened.shard_tokens() if shards.may_be_empty else None
+        if tokens is not None and not tokens.any():
             raise DataError(
                 f"stream {name!r}: none of its {opened.num_samples} samples has tokens; omit it, "
                 "or write it with tokens"
             )
         return opened
-
-    def _is_empty(self) -> bool:
-        """Return whether it is known that no sample has tokens."""
-        lengths = map(self._known_lengths, range(self.num_shards))
-        return self.shards.may_be_empty and all(
-            each is not None and not each.any() for each in lengths
-        )
 
     @property
     def num_workers(self) -> int:
@@ -230,12 +224,10 @@ class TokenStream:
 
     def shard_lengths(self, shard: int) -> Int64Array:
         """Return the tokens of each sample of a shard, shape (num_samples_of_shard,)."""
-        lengths = self._known_lengths(shard)
-        return self.open_shard(shard).tokens.counts if lengths is None else lengths
-
-    def _known_lengths(self, shard: int) -> Int64Array | None:
         lengths = self.shards.lengths(shard)
-        return None if lengths is None else self._own(lengths, shard)
+        if lengths is None:
+            return self.open_shard(shard).tokens.counts
+        return self._own(lengths, shard)
 
     def shard_edges(
         self, shard: int, bos_id: int | None = None, eos_id: int | None = None
