@@ -485,7 +485,7 @@ def test_a_shard_of_mds_that_unpacks_to_more_than_is_stated_is_not_unpacked_furt
     path.write_bytes(bomb)
     table = opened(folder, tmp_path)
     tracemalloc.start()
-    with pytest.raises(DataError, match=r"does not unpack to the \d+ bytes"):
+    with pytest.raises(DataError, match=r"does not decompress to the \d+ bytes"):
         rows_of(table, tmp_path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

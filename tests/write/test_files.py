@@ -392,7 +392,7 @@ def test_inputs_that_are_written_are_not_opened_again_to_be_cut(tmp_path, monkey
         return cut(found, **arguments)
 
     monkeypatch.setattr(files, "uncounted_units", noted)
-    write_texts(paths[:2], tmp_path / "s", options_of(tmp_path))
+    write_texts(paths[:2], tmp_path / "s", options_of(tmp_path, part="1/2"))
     write_texts(paths[:2], tmp_path / "s", options_of(tmp_path))
     write_texts(paths, tmp_path / "s", options_of(tmp_path, append=True))
     assert opened == [["0.jsonl", "1.jsonl"], ["2.jsonl"]]

@@ -28,8 +28,9 @@ from streampack._paths import is_url
 from streampack.errors import ConfigError, DamagedInputError, DataError
 from streampack.mds.codecs import CODECS, HASHES
 from streampack.mds.columns import plain_value, sample_offsets, sample_values
-from streampack.mds.index import INDEX_FILE, Layout, Shard, parse_index
+from streampack.mds.index import INDEX_FILE, Layout, Shard, ShardFile, parse_index
 from streampack.mds.length_file import index_digest
+from streampack.storage.decompress import decompress_pieces
 from streampack.stores.objects import StoredObject
 from streampack.stores.retries import request
 from streampack.texts.inputs.lines import ALL, MAX_BATCH_BYTES
@@ -136,20 +137,15 @@ def shard_contents(slice_: InputSlice) -> bytes:
         )
     _verify(data, slice_, is_raw=False)
     if found is not None:
-        family = found[1] or found[2]
-        stated, unpacked = raw_bytes_of(slice_), bytearray()
+        raw = ShardFile(basename="", num_bytes=raw_bytes_of(slice_), hashes={})
+        shard = Shard(num_samples=slice_.stop, raw=raw, compression=found[1] or found[2])
         try:
-            for piece in CODECS[family].pieces(io.BytesIO(data), stated):
-                unpacked += piece
-                if len(unpacked) > stated:
-                    break  # a bomb has no end
-        except ConfigError:  # a library that is not installed
-            raise
-        except Exception as error:  # each codec raises its own exceptions
-            raise _damaged(slice_, f"cannot be decompressed ({error})") from error
-        if len(unpacked) != stated:
-            raise _damaged(slice_, f"does not unpack to the {stated} bytes that index.json says")
-        data = bytes(unpacked)
+            pieces = decompress_pieces(io.BytesIO(data), slice_.uri, shard)
+            data = b"".join(map(bytes, pieces))
+        except DataError as error:
+            if isinstance(error.__cause__, ConfigError):  # a library that is not installed
+                raise
+            raise DamagedInputError(str(error), uri=slice_.uri) from error
     _verify(data, slice_, is_raw=True)
     return data
 
