@@ -62,6 +62,6 @@ class LazyShards:
     def lengths_digest(self) -> str:
         return ""
 
-    def read(self, shard: int) -> Any:
+    def read(self, shard: int, version: Any) -> Any:
         self.opened.add(shard)
-        return self.inner.read(shard)
+        return self.inner.read(shard, version)
