@@ -28,7 +28,7 @@ from streampack._extras import import_extra, is_from
 from streampack._paths import replaced
 from streampack.errors import ConfigError, DataError, short_text
 from streampack.texts.counts import file_lock
-from streampack.texts.inputs.values import RowSelection
+from streampack.texts.inputs.values import BadValueError, RowSelection
 from streampack.texts.source_traits import is_one_shot
 
 FOLDER = "rows"
@@ -118,7 +118,7 @@ def _lines(rows: Any, wanted: RowSelection) -> Iterator[bytes]:
     # A conversation may have any fields, and a transform reads all.
     is_narrow = wanted.option in ("text", "tokens")
     needed = {wanted.name, "input_ids", *wanted.keep} if is_narrow else None
-    for number, row in enumerate(chain.from_iterable(_batches(rows))):
+    for number, row in enumerate(chain.from_iterable(_batches(rows, wanted))):
         fields = row if isinstance(row, Mapping) else {wanted.name: row}
         if needed is not None:
             fields = {name: value for name, value in fields.items() if name in needed}
@@ -145,13 +145,18 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"it is a {type(value).__name__}")
 
 
-def _batches(rows: Any) -> Iterator[Sequence[Any]]:
+def _batches(rows: Any, wanted: RowSelection) -> Iterator[Sequence[Any]]:
     if is_from(rows, "datasets", "Dataset"):
         for first in range(0, len(rows), BATCH_ROWS):
             columns = rows[first : first + BATCH_ROWS]
             values = zip(*columns.values(), strict=True)
             yield [dict(zip(columns, row, strict=True)) for row in values]
     elif is_from(rows, "pandas", "DataFrame"):
+        if not rows.columns.is_unique:  # only the last column of a name would be written
+            try:
+                rows = rows[wanted.columns_in(list(rows.columns))]
+            except BadValueError as error:
+                raise DataError(f"rows: {error}") from error
         for first in range(0, len(rows), BATCH_ROWS):
             yield rows.iloc[first : first + BATCH_ROWS].to_dict("records")
     elif isinstance(rows, Mapping) or is_one_shot(rows) or not hasattr(rows, "__len__"):

@@ -6,7 +6,7 @@ import json
 import os
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -436,6 +436,83 @@ def test_repeated_texts_of_parquet_are_cut_by_what_they_decode_to(tmp_path):
     assert rows_of(table, tmp_path)[0] == texts
     [decoded] = tmp_path.glob("decoded-*")
     assert pa.ipc.open_file(decoded).num_record_batches >= len(table)
+
+
+WORDS = pa.dictionary(pa.int8(), pa.string())
+IN_DICTIONARIES: dict[str, tuple[pa.DataType, Any]] = {
+    "structs": (pa.struct([("role", WORDS), ("n", pa.int8())]), lambda w: {"role": w, "n": 1}),
+    "lists": (pa.list_(WORDS), lambda w: [w, None]),
+    "large lists": (pa.large_list(pa.struct([("role", WORDS)])), lambda w: [{"role": w}, None]),
+    "fixed lists": (pa.list_(WORDS, 2), lambda w: [w, "b"]),
+    "maps": (pa.map_(pa.string(), WORDS), lambda w: [("key", w)]),
+    "lists in lists": (
+        pa.list_(pa.struct([("turns", pa.list_(pa.struct([("role", WORDS)])))])),
+        lambda w: [{"turns": [{"role": w}]}, {"turns": None}],
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize("kind", IN_DICTIONARIES)
+@pytest.mark.usefixtures("small")
+def test_dictionaries_within_columns_are_read_from_units_of_several_shards(kind, suffix, tmp_path):
+    type_, value = IN_DICTIONARIES[kind]
+    # The words differ between row groups, and a group has several shards.
+    rows = [None if n % 5 == 4 else value(f"{n // 150}.{n % 30}") for n in range(450)]
+    columns = {"x": pa.array(rows, type_), "pad": [f"{n:0200}" for n in range(450)]}
+    path = write_table(tmp_path / f"a.{suffix}", pa.table(columns), 150)
+    everything = RowSelection("row", "")
+    table = opened(path, tmp_path, everything)
+    values, bad = rows_of(table, tmp_path, everything)
+    assert not bad
+    assert [row["x"] for row in values] == columns["x"].to_pylist()
+    assert suffix == "arrow" or (len(table) > 10 and set(table.cut.decoded) != {0})
+
+
+TWICE = pa.table([["a", "b"], ["c", "d"], ["e", "f"]], ["text", "x", "text"])
+REPEATED: dict[str, Callable[[Path], Any]] = {
+    "parquet": lambda path: write_table(path / "a.parquet", TWICE, 1),
+    "arrow": lambda path: write_table(path / "a.arrow", TWICE, 1),
+    "pyarrow": lambda _: TWICE,
+    "pandas": lambda _: pd.DataFrame([["a", "c", "e"]], columns=TWICE.column_names),
+    "csv": lambda path: comma_separated(path / "a.csv", [TWICE.column_names, ["a", "c", "e"]]),
+}
+
+
+def comma_separated(path: Path, rows: list[list[str]]) -> Path:
+    path.write_text(csv_text(rows).decode())
+    return path
+
+
+@pytest.mark.parametrize("kind", REPEATED)
+def test_a_column_that_is_there_twice_is_refused_unless_another_is_wanted(kind, tmp_path):
+    rows, problem = REPEATED[kind](tmp_path), "has 2 columns 'text'; rename all but one of them"
+    for wanted in (TEXT, RowSelection("text", "x", ("text",)), RowSelection("row", "")):
+        if kind == "pandas":
+            with pytest.raises(DataError, match=f"rows: {problem}"):
+                opened(rows, tmp_path, wanted)
+            continue
+        values, bad = rows_of(opened(rows, tmp_path, wanted), tmp_path, wanted)
+        assert not any(values)
+        assert bad[0][1] == 0
+        assert problem in bad[0][2]
+    other = RowSelection("text", "x")
+    assert rows_of(opened(rows, tmp_path, other), tmp_path, other)[0][0] == "c"
+
+
+def test_columns_of_csv_without_a_name_may_be_several(tmp_path):
+    path = comma_separated(tmp_path / "a.csv", [["text", "", ""], ["a", "", "x"]])
+    row = RowSelection("row", "")
+    assert rows_of(opened(path, tmp_path, row), tmp_path, row)[0] == [{"text": "a", "": "x"}]
+
+
+@pytest.mark.usefixtures("small")
+def test_the_text_of_dictionaries_is_what_they_decode_to(tmp_path):
+    texts = [f"{number % 3} " * 500 for number in range(5000)]
+    column = pa.array(texts).dictionary_encode()
+    path = write_table(tmp_path / "a.parquet", pa.table({"text": column}), 5000)
+    size = int(opened(path, tmp_path).cut.text.sum())
+    assert size == pytest.approx(sum(map(len, texts)), rel=0.1)
 
 
 def test_a_parquet_column_with_a_dot_in_its_name_has_the_size_of_any_other(tmp_path):

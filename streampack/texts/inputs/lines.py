@@ -221,10 +221,9 @@ def read_csv(
                 continue
             where = "" if slice_.start else f" (line {line})"  # is counted from its first line
             try:
-                if len(row) != len(header):
-                    raise BadValueError(f"{len(row)} values, but {len(header)} columns; fix it")
+                fields = _fields(header, row, wanted)
                 num_bytes += len("".join(row).encode())
-                batch.add(wanted, number, dict(zip(header, row, strict=True)))
+                batch.add(wanted, number, fields)
             except UnicodeEncodeError:
                 batch.refuse(slice_.uri, number, f"not valid UTF-8{where}; fix or remove it")
             except BadValueError as error:
@@ -238,6 +237,15 @@ def read_csv(
         raise
     if batch.num_rows:
         yield batch
+
+
+def _fields(header: list[str], row: list[str], wanted: RowSelection) -> dict[str, str]:
+    if len(row) != len(header):
+        raise BadValueError(f"{len(row)} values, but {len(header)} columns; fix it")
+    fields = dict(zip(header, row, strict=True))
+    if len(fields) < len(header):
+        wanted.columns_in([name for name in header if name])  # refuses one that is there twice
+    return fields
 
 
 def csv_ends(pieces: Iterable[bytes], slice_: InputSlice) -> Iterator[int]:

@@ -149,7 +149,7 @@ def group_sizes(
         if group.num_rows >= MANY_ROWS and raw <= DICTIONARY_BYTES + 4 * group.num_rows:
             decoded = parquet.iter_batches(256, [number], columns, use_threads=False)
             named = naming_damage(decoded, uri, "cannot be read, near byte", file)
-            raw = max(raw, sum(batch.nbytes for batch in named))
+            raw = max(raw, sum(_without_dictionaries(batch).nbytes for batch in named))
         yield number, number + 1, group.num_rows, raw, at_rest
 
 
@@ -181,15 +181,38 @@ def unit_batches(
         batches = parquet.iter_batches(batch_rows, groups, columns, use_threads=False)
     else:
         batches = _record_batches(file, slice_)
-    pyarrow = load_pyarrow(slice_.uri)
     for batch in naming_damage(batches, slice_.uri, "cannot be read, near byte", file):
-        names = columns_to_read(batch.schema.names, wanted) or batch.schema.names
-        arrays = [
-            array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array
-            for array in map(batch.column, names)
-        ]
-        plain = pyarrow.RecordBatch.from_arrays(arrays, names)
+        columns = columns_to_read(batch.schema.names, wanted)
+        plain = _without_dictionaries(batch if columns is None else batch.select(columns))
         yield from (plain.slice(at, batch_rows) for at in range(0, plain.num_rows, batch_rows))
+
+
+def _without_dictionaries(batch: Any) -> Any:
+    """Return a record batch with values in place of dictionaries, also within lists and structs."""
+    pyarrow = import_module("pyarrow")
+    kinds = [(field.type, _plain_type(field.type)) for field in batch.schema]
+    arrays = [
+        array if plain == kind else array.cast(plain)
+        for array, (kind, plain) in zip(batch.columns, kinds, strict=True)
+    ]
+    return pyarrow.RecordBatch.from_arrays(arrays, batch.schema.names)
+
+
+def _plain_type(kind: Any) -> Any:
+    pyarrow = import_module("pyarrow")
+    types = pyarrow.types
+    if types.is_dictionary(kind):
+        return kind.value_type
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    plain = [field.with_type(_plain_type(field.type)) for field in fields]
+    if plain == fields:
+        return kind
+    if types.is_struct(kind):
+        return pyarrow.struct(plain)
+    if types.is_map(kind):
+        return pyarrow.map_(*plain[0].type)
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return pyarrow.large_list(*plain) if is_list else kind  # others cannot be cast
 
 
 def arrow_messages(file: BinaryIO) -> Iterator[tuple[int, int, int, int]]:

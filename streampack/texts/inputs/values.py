@@ -126,13 +126,20 @@ class RowSelection:
         return columns_of(known, self.name)
 
     def columns_in(self, names: Sequence[str]) -> list[str]:
-        """Return the columns to read, that of the value first."""
+        """Return the columns to read, that of the value first; refuse one that is there twice."""
         if self.option == "row":
-            return list(names)
-        columns = self._chat_columns(names) if self.option == "chat" else [self.column_in(names)]
-        columns += self.keep
-        self.kept_in(dict.fromkeys(names))
-        return list(dict.fromkeys(columns))
+            columns = list(names)
+        else:
+            is_chat = self.option == "chat"
+            columns = self._chat_columns(names) if is_chat else [self.column_in(names)]
+            columns += self.keep
+            self.kept_in(dict.fromkeys(names))
+        columns = list(dict.fromkeys(columns))
+        if len(set(names)) < len(names):
+            for name in columns:
+                if (times := names.count(name)) > 1:
+                    raise BadValueError(f"has {times} columns {name!r}; rename all but one of them")
+        return columns
 
     def kept_in(self, row: Mapping[str, Any]) -> list[Any]:
         missing = next((name for name in self.keep if name not in row), None)
