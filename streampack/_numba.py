@@ -102,6 +102,16 @@ def _warn_uncached(error: Exception) -> None:
     )
 
 
+def _check_directory() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "the working directory of this process was deleted, and numba compiles kernels in one "
+            "that exists; change to another folder"
+        ) from error
+
+
 def _warn_once(text: str) -> None:
     kind = text[:40]
     if kind not in _warned:
@@ -147,25 +157,27 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         self._cache_file = _CacheFile(plain._cache_path, base, plain._source_stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the cached kernel. If it cannot be loaded, delete the index and return None.
+        """Return the cached kernel, or None. If it cannot be loaded, delete the index.
 
         numba's own method first prepares for a compilation. Machine code needs none of that, but if
         it allocates arrays, it needs numba's runtime.
         """
+        found = None
         try:
             if self._allocates:
                 rtsys.initialize(target_context)
-            return self._load_overload(sig, target_context)
+            found = self._load_overload(sig, target_context)
         except OSError as error:
             _warn_uncached(error)
-            return None
         except Exception as error:  # a corrupt pickle may raise nearly anything
             self._cache_file.remove()
             _warn_once(
                 f"discarded a cached kernel in {self._cache_path} that cannot be loaded "
                 f"({type(error).__name__}: {error}); it is compiled again"
             )
-            return None
+        if found is None:
+            _check_directory()
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Save a kernel, or warn if that fails."""

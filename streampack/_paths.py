@@ -66,6 +66,27 @@ def local_path(
     return Path(folder)
 
 
+def absolute_path(path: str | os.PathLike[str]) -> str:
+    """Return a path from the root on, with its links and dots.
+
+    Raises:
+        ConfigError: If it is relative, and this process's working directory was deleted.
+    """
+    text = os.fspath(path)
+    try:
+        return text if os.path.isabs(text) else os.path.join(os.getcwd(), text)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{text!r} is relative to the working directory of this process, which was deleted; "
+            "change to a folder that exists, or give an absolute path"
+        ) from error
+
+
+def real_path(path: str | os.PathLike[str]) -> str:
+    """Return an absolute path without links; raises as `absolute_path` does."""
+    return os.path.realpath(absolute_path(path))
+
+
 def walk_linked(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
     """Walk a folder and those that links below it lead to, as `os.walk` does.
 
@@ -74,7 +95,7 @@ def walk_linked(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]
     """
     paths: dict[str, str] = {}  # by what they are without links
     for path, folders, names in os.walk(folder, followlinks=True, onerror=_refuse_folder):
-        first = paths.setdefault(os.path.realpath(path), path)
+        first = paths.setdefault(real_path(path), path)
         if first != path:
             raise DataError(
                 f"{path}: is a link to a folder that is read as {first} already; delete the "

@@ -94,6 +94,31 @@ def test_a_full_disk_under_the_kernel_cache_is_one_warning(tmp_path):
     assert left == []  # no index that names a data file of an older source
 
 
+def test_a_deleted_working_directory_is_enough_for_what_is_compiled_and_else_refused(tmp_path):
+    body = """
+import os
+from streampack import ConfigError
+gone = Path(sys.argv[1]).parent / "gone"
+gone.mkdir()
+os.chdir(gone)
+gone.rmdir()
+for _ in range(2):
+    try:
+        print(json.dumps(load(2)))
+    except ConfigError as error:
+        print(json.dumps(str(error)))
+        os.chdir("/")
+        load(2)
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+"""
+    cache = tmp_path / "cache"
+    assert run(body, tmp_path, cache)["hits"] == 1
+    again = run("print(json.dumps('ok'))", tmp_path, cache)
+    assert again == "ok"
+
+
 def test_an_older_sources_kernel_is_never_taken_for_the_new_one(tmp_path):
     cache = tmp_path / "cache"
     body = """

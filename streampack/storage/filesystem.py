@@ -34,6 +34,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from filelock import FileLock, Timeout
 
+from streampack._paths import real_path
 from streampack.mds.regular_files import check_file
 from streampack.types import ByteArray
 
@@ -255,7 +256,7 @@ def _kind_of(folder: str) -> str:
         lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return ""
-    path = os.path.realpath(folder)
+    path = real_path(folder)
     best, kind = "", ""
     for line in lines:
         fields, _, source = line.partition(" - ")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from streampack._paths import folder_of
+from streampack._paths import folder_of, real_path
 from streampack.config.download import Download
 from streampack.errors import ConfigError
 from streampack.mds.index import INDEX_FILE
@@ -76,7 +76,7 @@ class StreamLocation:
         remote = remote and os.path.join(remote, split).rstrip("/")
         if remote:
             identity = remote_identity(remote)
-            if options.get("own_download") is None and identity == os.path.realpath(folder):
+            if options.get("own_download") is None and identity == real_path(folder):
                 remote = None
             else:
                 folder = root / remote_digest(identity)
@@ -114,8 +114,8 @@ def default_root() -> Path:
 def cache_root(local: str | os.PathLike[str] | None, name: str) -> Path:
     """Return the folder for files that are made here of rows: `local`, or one of this user."""
     if local is not None:
-        return Path(os.path.realpath(local))
-    root = Path(os.path.realpath(default_root()))
+        return Path(real_path(local))
+    root = Path(real_path(default_root()))
     LocalFilesystem().make_folder(root, is_private=True)
     return root / name
 
@@ -128,5 +128,5 @@ def remote_identity(remote: str) -> str:
     """
     folder = folder_of(remote)
     if folder is not None:
-        return os.path.realpath(folder)
+        return real_path(folder)
     return PASSWORD.sub(r"\1", urlsplit(remote).geturl())

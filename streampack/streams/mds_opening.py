@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from streampack._paths import absolute_path
 from streampack.mds.index import MdsIndex, index_of, parse_entries
 from streampack.mds.length_file import LENGTH_FILE, LengthFile, index_digest, open_length_file
 from streampack.mds.litdata import LITDATA, LITDATA_BARE
@@ -121,7 +122,7 @@ def _add_stored_sizes(entries: list[Any], location: StreamLocation) -> None:
 
 
 def _default_name(location: StreamLocation) -> str:
-    folder = str(location.folder.absolute()) if location.remote is None else location.remote
+    folder = absolute_path(location.folder) if location.remote is None else location.remote
     return Path(folder).name or folder
 
 

@@ -104,13 +104,15 @@ class TokenizerPool:
                 end_workers(dict([self._idle.pop()]))
 
 
-_pools: dict[tuple[int, str, int], TokenizerPool] = {}
+_pools: dict[tuple[int, tuple[int, int], int], TokenizerPool] = {}
 
 
 def tokenizer_pool(num_workers: int) -> TokenizerPool:
     """Return this process's pool of so many workers."""
     # The workers of a parent are its own, and relative paths mean what they did at their start.
-    key = os.getpid(), os.getcwd(), num_workers
+    # Its number is that of a directory that was renamed or deleted, too.
+    directory = os.stat(".")
+    key = os.getpid(), (directory.st_dev, directory.st_ino), num_workers
     if key not in _pools:
         _pools.setdefault(key, TokenizerPool(num_workers))
     return _pools[key]

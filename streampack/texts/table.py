@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack._paths import is_url, shown_path
+from streampack._paths import absolute_path, folder_of, shown_path
 from streampack.errors import DataError
 from streampack.texts.counts import count_files
 from streampack.texts.inputs.listing import list_inputs
@@ -179,7 +179,11 @@ def open_table(
         path, memory = write_memory(files, wanted, cache)
         inputs = [str(path)]
     listed = list_inputs(inputs)
-    named = [each if is_url(each) else os.path.abspath(each) for each in inputs]
+    folders = map(folder_of, inputs)
+    named = [
+        each if path is None else os.path.normpath(absolute_path(path))
+        for each, path in zip(inputs, folders, strict=True)
+    ]
     known = count_files(named, list(filter(is_counted, listed)), wanted, cache, index)
     return TextTable(cut=cut_pieces(listed, *join_pieces(listed, known)), memory=memory)
 

@@ -27,7 +27,7 @@ import numpy as np
 import xxhash
 
 from streampack._checks import parse_share
-from streampack._paths import shown_path
+from streampack._paths import real_path, shown_path
 from streampack.errors import BadRowsError, ConfigError, DataError
 from streampack.mds.codecs import HASHES
 from streampack.mds.encoder import index_json
@@ -139,8 +139,8 @@ def write_job(
 def _check_place(output: Output, inputs: Sequence[str]) -> None:
     """Refuse an output inside an input folder: its files would be read as rows."""
     for one in inputs:
-        folder = one if "://" in one else os.path.realpath(one)
-        out = output.url if "://" in output.url else os.path.realpath(output.url)
+        folder = one if "://" in one else real_path(one)
+        out = output.url if "://" in output.url else real_path(output.url)
         if out.startswith(folder.rstrip("/") + "/"):
             raise ConfigError(
                 f"out={output.url!r} is in the input {one}, so its files would be read as rows; "

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import PurePosixPath
 
-from streampack._paths import folder_of, is_url, shown_path
+from streampack._paths import folder_of, is_url, real_path, shown_path
 from streampack.errors import DataError
 from streampack.stores.objects import StoredObject
 from streampack.texts.inputs.shards import folder_of_shards, index_of_shards, shard_slices
@@ -126,11 +126,11 @@ def _input_files(uri: str, found: Sequence[StoredObject]) -> list[InputSlice]:
 
 def canonical_path(path: str) -> str:
     """Return the absolute path of a file without links, unless only a link has its suffixes."""
-    real = os.path.realpath(path)
+    real = real_path(path)
     if format_of(real) == format_of(path):
         return real
     folder, name = os.path.split(path)  # such as one in a cache of the hub
-    return os.path.join(os.path.realpath(folder), name)
+    return os.path.join(real_path(folder), name)
 
 
 def _with_rows(listing: Listing) -> list[StoredObject]:

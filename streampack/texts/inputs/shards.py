@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from streampack._paths import is_url
+from streampack._paths import is_url, real_path
 from streampack.errors import ConfigError, DamagedInputError, DataError
 from streampack.mds.codecs import CODECS, HASHES
 from streampack.mds.columns import plain_value, sample_offsets, sample_values
@@ -79,7 +79,7 @@ def shard_slices(found: StoredObject) -> list[InputSlice]:
     # Without hashes, an equal index may replace this one for other shards.
     version = f"{index_digest(text).hex()[:8]} {found.version}"
     folder = found.url.removesuffix(INDEX_FILE)
-    folder = folder if is_url(folder) else f"{os.path.realpath(folder)}/"
+    folder = folder if is_url(folder) else f"{real_path(folder)}/"
     return [
         InputSlice(
             f"{folder}{shard.stored.basename}",
