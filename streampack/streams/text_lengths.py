@@ -39,7 +39,7 @@ from streampack.texts.counts import (
     read_npz,
     write_index_file,
 )
-from streampack.texts.token_shard import ShardCounts, parse_token_shard
+from streampack.texts.token_shard import ShardCounts
 from streampack.types import Int64Array
 
 MADE_WITH = "made_with"  # the array of rows.npz for the facts that lengths depend on
@@ -158,11 +158,9 @@ def of_all_shards(shards: TextShards, call: Callable[[int], _T]) -> Iterator[_T]
 def _summary(
     shards: TextShards, is_kept: bool, number: int
 ) -> tuple[ShardCounts, dict[str, Int64Array]]:
-    entry = shards.entry(number)
-    mapped = shards.cache.map(entry)
-    parsed = parse_token_shard(mapped.data, mapped.file.path)
+    mapped, parsed = shards.parsed(number)
     if shards.cache.is_limited:  # none is planned yet; units and their other shards go later
-        shards.cache.mark_finished([entry])
+        shards.cache.mark_finished([shards.entry(number)])
     if not is_kept:
         Path(mapped.file.path).unlink()  # the mapping stays
     return parsed.counts, {

@@ -25,7 +25,7 @@ import numpy as np
 
 from streampack.errors import DataError
 from streampack.mds.index import Shard, ShardFile
-from streampack.storage.cache import CachedFile, ShardCache
+from streampack.storage.cache import CachedFile, MappedShard, ShardCache
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.parts import SamplePart
 from streampack.streams.shard_pool import OpenShard
@@ -33,7 +33,12 @@ from streampack.texts.identity import Identity, token_shard_name
 from streampack.texts.inputs.values import RowSelection
 from streampack.texts.pool import tokenizer_pool
 from streampack.texts.table import TextShard, TextTable, decode_unit, read_whole_row
-from streampack.texts.token_shard import ShardFormat, make_token_shard, parse_token_shard
+from streampack.texts.token_shard import (
+    ShardFormat,
+    TokenShard,
+    make_token_shard,
+    parse_token_shard,
+)
 from streampack.types import Int64Array, IntArray, LengthCost
 
 BLOCK_SHARDS = 8
@@ -233,16 +238,22 @@ class TextShards:
     def version(self, shard: int) -> CachedFile:
         return self.cache.file(self.entry(shard))
 
-    def read(self, shard: int, version: CachedFile) -> OpenShard:
-        """Map a token shard, which is made if necessary, and locate its samples."""
+    def parsed(
+        self, shard: int, version: CachedFile | None = None
+    ) -> tuple[MappedShard, TokenShard]:
+        """Map a token shard, which is made if it is missing or damaged."""
         entry = self.entry(shard)
         mapped = self.cache.map(entry, version)
         try:
-            parsed = parse_token_shard(mapped.data, mapped.file.path)
+            return mapped, parse_token_shard(mapped.data, mapped.file.path)
         except DataError:
             self.cache.remove_damaged(entry, mapped.file)  # our own file: recreate it
             mapped = self.cache.map(entry)
-            parsed = parse_token_shard(mapped.data, mapped.file.path)
+            return mapped, parse_token_shard(mapped.data, mapped.file.path)
+
+    def read(self, shard: int, version: CachedFile) -> OpenShard:
+        """Map a token shard, which is made if necessary, and locate its samples."""
+        mapped, parsed = self.parsed(shard, version)
         facts = parsed.facts(mapped.data)
         if self.known is not None:
             self._check_known(self.known, facts, shard)

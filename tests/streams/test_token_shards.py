@@ -34,10 +34,12 @@ from streampack import (
     PackedDataLoader,
     PackedStreamingDataset,
     Packing,
+    Shards,
     Texts,
     World,
 )
 from streampack.storage.materialize import ShardMaterializer
+from streampack.storage.sealed import SEAL_BYTES, seal
 from streampack.streams import open_stream, text_opening, text_shards
 from streampack.streams.stream import Stream
 from streampack.streams.text_shards import TextShards
@@ -45,7 +47,8 @@ from streampack.testing.shown import show, steps, worlds
 from streampack.texts import units
 from streampack.texts.pool import tokenizer_pool
 from streampack.texts.table import TextShard
-from streampack.texts.token_shard import parse_token_shard
+from streampack.texts.token_shard import MAGIC, parse_token_shard
+from streampack.write import write_stream
 from tests.helpers import transforms
 from tests.helpers.chats import TEMPLATE, chat_tokenizer, chats, say, words
 from tests.helpers.texts import (
@@ -395,6 +398,61 @@ def test_a_damaged_token_shard_is_made_again(folder, made, tmp_path):
     loader = PackedDataLoader(dataset_of(lazy(folder, tmp_path), **CARRY))
     assert shown(loader) == wanted
     assert loader.stats()["shards"]["tokenized"] == len(token_shards(tmp_path))
+
+
+@pytest.mark.parametrize("lengths", ["eager", "lazy"])
+def test_a_token_shard_that_does_not_match_its_header_is_made_again(
+    lengths, folder, made, tmp_path
+):
+    def loader(local: Path) -> PackedDataLoader:
+        source = source_of(folder, "rows.jsonl", local, lengths=lengths)
+        return PackedDataLoader(dataset_of(source, **CARRY))
+
+    shown(dataset_of(lazy(folder, tmp_path), **CARRY))
+    for path in token_shards(tmp_path):
+        # As a program that is wrong would write it: its hash is that of its contents.
+        data = path.read_bytes()[SEAL_BYTES:]
+        data = bytes([data[0] ^ 1]) + data[1:]
+        path.write_bytes(seal(MAGIC, [data]) + data)
+    again = loader(tmp_path)
+    assert shown(again) == shown(loader(made))
+    assert again.stats()["shards"]["tokenized"] == len(token_shards(tmp_path))
+
+
+@pytest.fixture
+def deleted(tmp_path, monkeypatch) -> Path:
+    """Return a folder; the working directory was deleted."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    return tmp_path
+
+
+def test_absolute_paths_need_no_working_directory(folder, deleted):
+    source = source_of(folder, "rows.jsonl", deleted / "cache")
+    assert open_stream(Stream(source), 0).num_samples == len(texts())
+    write_stream([{"tokens": [1, 2]}], deleted / "mds")
+    for shards in (
+        Shards(local=deleted / "mds"),
+        Shards(remote=deleted / "mds", local=deleted / "cache2"),
+    ):
+        assert open_stream(Stream(shards), 0).num_samples == 1
+
+
+RELATIVE: dict[str, Any] = {
+    "files": lambda at, tokenizer: Texts(".", tokenizer, local=at),
+    "local of texts": lambda _, tokenizer: Texts(["a"], tokenizer, local="cache"),
+    "shards": lambda *_: Shards(local="mds"),
+    "remote": lambda at, _: Shards(remote="mds", local=at),
+    "local of shards": lambda at, _: Shards(remote=at, local="mds"),
+}
+
+
+@pytest.mark.parametrize("kind", RELATIVE)
+def test_a_relative_path_in_a_deleted_directory_is_refused_with_a_way_out(kind, folder, deleted):
+    source = RELATIVE[kind](deleted, folder / "tokenizer")
+    with pytest.raises(ConfigError, match=r"is relative .* deleted; change to a folder that"):
+        open_stream(Stream(source), 0)
 
 
 def test_a_bad_row_is_named_and_may_be_skipped(tmp_path, caplog):
