@@ -45,7 +45,6 @@ def _warm(path: Path, num_workers: int | None) -> None:
     with terminable():
         opened = open_streams(
             streams,
-            packing=config.packing,
             cache_limit=limit,
             num_workers=num_workers or config.buffers.processes(1),
         )

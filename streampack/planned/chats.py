@@ -7,7 +7,6 @@ from typing import Any
 
 from streampack.config import Packing
 from streampack.config.held_out import HeldOut
-from streampack.config.packing import Overflow
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import Stream
 from streampack.streams.sources.chats import Chats
@@ -43,9 +42,7 @@ def chat_dataset(
     """
     names = {field.name for field in fields(Chats)} & arguments.keys()
     source = Chats(rows, tokenizer, **{option: arguments.pop(option) for option in names})
-    # What is cut before its first target is omitted, which only a stream of its own rule knows.
-    own: Overflow | None = "truncate" if packing.overflow == "truncate" else None
-    stream = Stream(source, name=name, held_out=held_out, overflow=own)
+    stream = Stream(source, name=name, held_out=held_out)
     return PackedStreamingDataset([stream], packing=packing, **arguments)
 
 

@@ -115,7 +115,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         location = {"remote": remote, "local": local, "split": split}
         streams = resolve_streams(streams, location, stream_name, stream_config)
         self.buffers = buffers or Buffers()
-        opened = OpenedStreams.of(streams, self.buffers, packing, world)
+        opened = OpenedStreams.of(streams, self.buffers, world)
         engine = _make_engine(opened, self.arguments, self.buffers)
         super().__init__(engine, opened, engine.recipe.names)
         self.streams: OpenedStreams = opened
@@ -267,11 +267,9 @@ class OpenedStreams(list[Any]):
     """What the streams were opened with."""
 
     @classmethod
-    def of(
-        cls, streams: Sequence[Any], buffers: Buffers, packing: Packing, world: World | None
-    ) -> Self:
+    def of(cls, streams: Sequence[Any], buffers: Buffers, world: World | None) -> Self:
         """Return streams with what they open to, which may be known."""
-        options = (buffers.cache_bytes, packing.max_seq_len, buffers.tokenizing)
+        options = (buffers.cache_bytes, buffers.tokenizing)
         made = cls(streams)
         made.options = options
         if isinstance(streams, OpenedStreams) and streams.options == options:
@@ -282,7 +280,6 @@ class OpenedStreams(list[Any]):
             made.opened = open_streams(
                 streams,
                 cache_limit=buffers.cache_bytes,
-                packing=packing,
                 num_workers=buffers.processes(ranks),
             )
         return made

@@ -112,12 +112,17 @@ class StreamLengths:
         is_split = self._stream.split_at is not None
         if not is_split and len(lengths) >= LEAST_ROWS and np.mean(lengths == self._size) > 0.95:
             _warn_of_joined_rows(self._stream.name, self._size)
-        if not self._adds_ids:
-            return lengths
-        packing = self._packing
-        edges = self._stream.shard_edges(shard, packing.bos_id, packing.eos_id)
-        added = num_added(edges[:, 0], edges[:, 1], self._packing)
-        return np.where(lengths > 0, lengths + added, 0)  # an empty sample stays one
+        packing, num_before = self._packing, np.zeros(len(lengths), np.int64)
+        if self._adds_ids:
+            edges = self._stream.shard_edges(shard, packing.bos_id, packing.eos_id)
+            added = num_added(edges[:, 0], edges[:, 1], packing)
+            lengths = np.where(lengths > 0, lengths + added, 0)  # an empty sample stays one
+            num_before = num_added(edges[:, 0], edges[:, 1], replace(packing, eos_id=None))
+        if packing.overflow == "truncate":
+            targets = self._stream.shard_targets(shard)
+            if targets is not None:  # a conversation without one in what is left of it is omitted
+                lengths = np.where(num_before + targets < self._size, lengths, 0)
+        return lengths
 
 
 def warn_of_open_texts(

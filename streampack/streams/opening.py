@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from streampack.config import Packing
 from streampack.errors import ConfigError
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
@@ -24,9 +23,7 @@ from streampack.streams.parts import Numbering, chosen_shards, digest_text
 from streampack.streams.token_stream import Opening, TokenStream
 
 
-def open_stream(
-    stream: Any, number: int, *, packing: Packing | None = None, **options: Any
-) -> TokenStream:
+def open_stream(stream: Any, number: int, **options: Any) -> TokenStream:
     """Open a `Stream`, ours or MosaicML's, through its source.
 
     `options` are further fields of `Opening`. The errors are those of the source.
@@ -34,10 +31,7 @@ def open_stream(
     if is_mosaicml_stream(stream):
         stream = adopted(stream)
     check_methods(type(stream))
-    cut_to = None
-    if packing is not None and stream.overflow == "truncate":
-        cut_to = stream.max_seq_len or packing.max_seq_len
-    opening = Opening(stream=stream, number=number, cut_to=cut_to, **options)
+    opening = Opening(stream=stream, number=number, **options)
     opened = stream.source.open(opening)
     return opened if isinstance(opened, TokenStream) else _open_other(opened, opening)
 
@@ -65,7 +59,6 @@ def open_streams(
     streams: Sequence[Any],
     *,
     cache_limit: int | None = None,
-    packing: Packing | None = None,
     num_workers: int | None = None,
     disk: LocalFilesystem | None = None,
     store: Downloader | None = None,
@@ -78,8 +71,8 @@ def open_streams(
     that other nodes may use a folder with a limit.
     """
     disk = disk or LocalFilesystem()
-    given: dict[str, Any] = {"packing": packing, "disk": disk, "store": store}
-    given |= {"num_workers": num_workers, "cache_limit": cache_limit}
+    given: dict[str, Any] = {"disk": disk, "store": store, "num_workers": num_workers}
+    given["cache_limit"] = cache_limit
     opened = tuple(open_stream(stream, number, **given) for number, stream in enumerate(streams))
     folders = [stream.cache_folders() for stream in opened]
     if cache_limit is None or not any(folders):

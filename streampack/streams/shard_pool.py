@@ -42,6 +42,8 @@ class OpenShard:
     loss_mask: Spans | None
     mask_data: ByteArray | None = None
     """The bytes that `loss_mask` is about, if not those of `data`."""
+    first_targets: Int64Array | None = None
+    """The place of the first target of each sample, if they are conversations; shape (n,)."""
     is_gone: Callable[[], bool] | None = None
     """Returns whether the shard's file was evicted. None: files in its folder are never evicted.
     The disk space is freed only once no process has the shard open.
@@ -51,7 +53,8 @@ class OpenShard:
         """Return the shard with these of its samples alone, shape (n,)."""
         columns = {name: getattr(self, name) for name in ("tokens", "labels", "loss_mask")}
         taken = {name: spans.take(samples) for name, spans in columns.items() if spans is not None}
-        return replace(self, **taken)
+        targets = self.first_targets
+        return replace(self, **taken, first_targets=None if targets is None else targets[samples])
 
 
 class ShardPool:

@@ -121,7 +121,6 @@ def shards_of_texts(
         columns=columns,
         tokens_per_byte=tokens_per_byte,
         num_workers=num_workers,
-        cut_to=opening.cut_to if form.is_chat else None,
     )
     return shards, described(table, identity, probed)
 
@@ -187,7 +186,7 @@ def _chosen(
 
 def _digest(content: str, shards: TextShards, part: SamplePart | None) -> str:
     # Open shards are known by it: the samples of one depend on all of this.
-    text = f"{content} {shards.format.on_bad_row} {shards.cut_to} {shards.columns}".encode()
+    text = f"{content} {shards.format.on_bad_row} {shards.columns}".encode()
     digest = hashlib.blake2b(text + digest_text(part) + digest_text(shards.side), digest_size=16)
     digest.update(shards.numbers.tobytes())
     return digest.hexdigest()

@@ -91,8 +91,6 @@ class TextShards:
     known: KnownLengths | None = None
     side: SamplePart | None = None
     """The rows whose samples are used, if rows have several: the others are as if empty."""
-    cut_to: int | None = None
-    """Tokens that conversations are cut to: one without a target in them is as if empty."""
     made: set[int] = field(default_factory=set)
     """The shards of the table that were tokenized for this process; grows."""
     made_again: list[int] = field(default_factory=list)
@@ -205,21 +203,24 @@ class TextShards:
         known, number = self.known, int(self.numbers[shard])
         if known is None:
             return None
-        facts = {name: known.part(name, number) for name in ("lengths", "rows", "targets")}
+        facts = {name: known.part(name, number) for name in ("lengths", "rows")}
         return self._used(facts, shard)
 
     def _used(self, facts: Mapping[str, Any], shard: int) -> Int64Array:
         lengths: Int64Array = facts["lengths"]
-        rows, targets = facts.get("rows"), facts.get("targets")
+        rows = facts.get("rows")
         if self.side is not None and rows is not None:
             lengths = np.where(np.isin(rows, self.side.rows(shard)), lengths, 0)
-        if self.cut_to is not None and targets is not None:
-            lengths = np.where(targets < self.cut_to, lengths, 0)
         return lengths
 
     def edges(self, shard: int, *_ids: int | None) -> Int64Array | None:
         known = self.known
         return None if known is None else known.part("edges", int(self.numbers[shard]))
+
+    def first_targets(self, shard: int) -> Int64Array | None:
+        """Return the place of the first target of each sample; None if that is not known."""
+        known = self.known
+        return None if known is None else known.part("targets", int(self.numbers[shard]))
 
     def file_of(self, shard: int) -> tuple[str, str]:
         unit = self.table.shard(int(self.numbers[shard])).units[0]
@@ -269,6 +270,7 @@ class TextShards:
             tokens=replace(parsed.tokens, counts=counts),
             labels=columns.get(self.columns.labels or ""),
             loss_mask=columns.get(self.columns.loss_mask or ""),
+            first_targets=facts.get("targets"),
             is_gone=mapped.is_gone,
         )
 

@@ -51,8 +51,6 @@ class Opening:
     """The `Stream`, whose name, weights, ends and side of a split it gets."""
     number: int
     """The place of the stream in its dataset."""
-    cut_to: int | None = None
-    """Tokens that samples are cut to, if those without a target in them are omitted."""
     disk: LocalFilesystem = field(default_factory=LocalFilesystem)
     store: Downloader | None = None
     """None: the sources' own downloaders."""
@@ -241,6 +239,16 @@ class TokenStream:
             return self._own(edges, shard)
         opened = self.open_shard(shard)
         return opened.tokens.edges(opened.data)
+
+    def shard_targets(self, shard: int) -> Int64Array | None:
+        """Return the place of the first target of each sample of a shard, shape (n,).
+
+        None if they are not conversations.
+        """
+        if not isinstance(self.shards, TextShards) or not self.shards.format.is_chat:
+            return None
+        known = self.shards.first_targets(shard)
+        return self.open_shard(shard).first_targets if known is None else self._own(known, shard)
 
     def _own(self, values: Int64Array, shard: int) -> Int64Array:
         return values if self.part is None else values[self.part.rows(shard)]

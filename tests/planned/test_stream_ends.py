@@ -12,12 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import Chapter, Mixing, Order, PackedDataLoader, Stream
+from streampack import (
+    Chapter,
+    Chats,
+    IterableStream,
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedIterableDataset,
+    Stream,
+)
 from streampack.config import Packing
 from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.planned import build
 from streampack.planned.dataset import PackedStreamingDataset
+from streampack.texts import ChatEncoder, ChatSamples
 from streampack.write import write_stream
+from tests.helpers.chats import chat_tokenizer
 from tests.helpers.examples import examples
 
 SIZE = 16
@@ -103,6 +114,59 @@ def test_each_stream_has_its_own_ends_or_those_of_the_packing(folders, own, of_a
         for sample, tokens in enumerate(stored(folder)):
             wanted[number, sample] = expected(tokens, bos, eos, rule or "split")
     assert delivered(dataset) == {key: tokens for key, tokens in wanted.items() if tokens}
+
+
+# The template's first token is that of a role, and its last one is 4, so some rows have both ends.
+ENDS_OF_CHATS = [(None, None), (0, None), (2, 0), (0, 4)]
+CHATS = [
+    {"messages": [{"role": first, "content": "a " * num}, *([answer] if answer else [])]}
+    for first in ("user", "system")
+    for num in (0, *range(SIZE - 6, SIZE))
+    for answer in (None, {"role": "assistant", "content": ""})
+]
+
+
+@pytest.fixture(scope="module")
+def encoded() -> list[tuple[list[int], list[int]]]:
+    samples = map(ChatEncoder(chat_tokenizer()), CHATS)
+    return [(sample["tokens"].tolist(), sample["loss_mask"].tolist()) for sample in samples]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def dataset_of_chats(kind: str, ends: dict[str, Any], cache: Path) -> Any:
+    tokenizer = chat_tokenizer()
+    packing = Packing(max_seq_len=SIZE, **({} if kind == "own" else ends))
+    if kind == "online":
+        samples = ChatSamples(CHATS, ChatEncoder(tokenizer))
+        stream = IterableStream(samples, loss_mask="loss_mask")
+        return PackedIterableDataset([stream], packing=packing)
+    source = Chats(CHATS, tokenizer, local=cache, lengths="lazy" if kind == "lazy" else None)
+    stream = Stream(source, **(ends if kind == "own" else {}))
+    return PackedStreamingDataset([stream], packing=packing)
+
+
+@pytest.mark.parametrize("rule", ["split", "truncate", "drop", "error"])
+@pytest.mark.parametrize("kind", ["eager", "lazy", "own", "online"])
+def test_a_conversation_whose_ends_leave_no_room_for_a_target_is_omitted(
+    kind, rule, encoded, cache
+):
+    for bos, eos in ENDS_OF_CHATS:
+        dataset = dataset_of_chats(kind, {"bos_id": bos, "eos_id": eos, "overflow": rule}, cache)
+        if rule == "error":
+            with pytest.raises(DataError, match="does not fit max_seq_len"):
+                list(dataset)
+            continue
+        wanted = {}
+        for number, (tokens, mask) in enumerate(encoded):
+            before = [0] * (bos is not None and tokens[0] != bos)
+            is_learned = any((before + mask)[:SIZE] if rule == "truncate" else mask)
+            if is_learned or kind == "online":
+                wanted[0, number] = expected(tokens, bos, eos, rule)
+        assert delivered(dataset) == {key: tokens for key, tokens in wanted.items() if tokens}
 
 
 def test_stats_count_what_a_rule_of_a_stream_cuts_and_drops(folders):
