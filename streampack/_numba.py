@@ -102,13 +102,13 @@ def _warn_uncached(error: Exception) -> None:
     )
 
 
-def _check_directory() -> None:
+def _check_directory(cache: str) -> None:
     try:
         os.getcwd()
     except FileNotFoundError as error:
         raise ConfigError(
-            "the working directory of this process was deleted, and numba compiles kernels in one "
-            "that exists; change to another folder"
+            f"{cache} lacks a kernel, and numba cannot compile it, because the working directory "
+            "of this process was deleted; change to a folder that exists"
         ) from error
 
 
@@ -176,7 +176,7 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
                 f"({type(error).__name__}: {error}); it is compiled again"
             )
         if found is None:
-            _check_directory()
+            _check_directory(self._cache_path)
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
