@@ -28,6 +28,10 @@ from streampack.types import Int64Array
 INDEX_FILE = "index.json"
 LAYOUT_FIELDS = ("format", "column_names", "column_encodings", "column_sizes")
 MAX_SHARD_BYTES = 2**32 - 1  # offsets in a shard are uint32
+ALLOWED: tuple[tuple[str, tuple[object, ...]], ...] = (
+    ("version", (2,)),
+    ("format", ("mds", LITDATA, LITDATA_BARE)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,23 +191,30 @@ def index_of(entries: list[Any], uri: str) -> MdsIndex:
 
 def _check(is_right: object, where: str, value: object, must: str) -> None:
     if not is_right:
-        text = repr(value)
-        raise DataError(f"{where} {text if len(text) <= 60 else f'{text[:57]}...'}, but {must}")
+        raise _refusal(where, value, must)
+
+
+def _refusal(where: str, value: object, must: str) -> DataError:
+    text = repr(value)
+    return DataError(f"{where} {text if len(text) <= 60 else f'{text[:57]}...'}, but {must}")
 
 
 def _parse_shard(entry: Any, where: str, known: dict[str, Layout]) -> Shard:
-    _check(isinstance(entry, dict), f"{where} is", entry, "must be an object")
-    for key, allowed in (("version", (2,)), ("format", ("mds", LITDATA, LITDATA_BARE))):
-        value, must = entry.get(key), f"must be {allowed[0]!r}; only MDS streams can be read"
-        _check(value in allowed, f"{where}.{key} is", value, must)
+    # Messages are built if they are raised: an index may have hundreds of thousands of shards.
+    if not isinstance(entry, dict):
+        raise _refusal(f"{where} is", entry, "must be an object")
+    for key, allowed in ALLOWED:
+        if (value := entry.get(key)) not in allowed:
+            must = f"must be {allowed[0]!r}; only MDS streams can be read"
+            raise _refusal(f"{where}.{key} is", value, must)
     described = repr([entry.get(key) for key in LAYOUT_FIELDS])
     if described not in known:  # shards of a stream have the same columns
         known[described] = _parse_layout(entry, where)
     layout = known[described]
-    raw = _parse_file(entry.get("raw_data"), f"{where}.raw_data")
+    raw = _parse_file(entry, "raw_data", where)
     packed = compression = None
     if entry.get("zip_data") is not None:
-        packed = _parse_file(entry["zip_data"], f"{where}.zip_data")
+        packed = _parse_file(entry, "zip_data", where)
         compression = entry.get("compression")
         is_known = isinstance(compression, str) and compression in COMPRESSIONS
         must = (
@@ -211,7 +222,7 @@ def _parse_shard(entry: Any, where: str, known: dict[str, Layout]) -> Shard:
             "stream again"
         )
         _check(is_known, f"{where}.compression is", compression, must)
-    num_samples = _parse_size(entry.get("samples"), f"{where}.samples")
+    num_samples = _parse_size(entry, "samples", where)
     # A shard contains its sample count, its offsets, and the fixed bytes of each sample.
     least = 8 + num_samples * (4 + layout.fixed_bytes * (layout.format != LITDATA_BARE))
     if raw.num_bytes < least:
@@ -228,22 +239,25 @@ def _parse_shard(entry: Any, where: str, known: dict[str, Layout]) -> Shard:
     )
 
 
-def _parse_size(value: Any, where: str) -> int:
-    is_size = type(value) is int and 0 <= value <= MAX_SHARD_BYTES
-    must = f"must be an integer from 0 to {MAX_SHARD_BYTES}, the largest offset in a shard"
-    _check(is_size, f"{where} is", value, must)
-    return int(value)
+def _parse_size(entry: Mapping[str, Any], key: str, where: str) -> int:
+    value = entry.get(key)
+    if type(value) is not int or not 0 <= value <= MAX_SHARD_BYTES:
+        must = f"must be an integer from 0 to {MAX_SHARD_BYTES}, the largest offset in a shard"
+        raise _refusal(f"{where}.{key} is", value, must)
+    return value
 
 
-def _parse_file(entry: Any, where: str) -> ShardFile:
-    _check(isinstance(entry, dict), f"{where} is", entry, "must hold basename, bytes and hashes")
+def _parse_file(shard: Mapping[str, Any], key: str, of: str) -> ShardFile:
+    entry, where = shard.get(key), f"{of}.{key}"
+    if not isinstance(entry, dict):
+        raise _refusal(f"{where} is", entry, "must hold basename, bytes and hashes")
     basename, hashes = entry.get("basename"), entry.get("hashes") or {}
-    is_inside = isinstance(basename, str) and _stays_inside(basename)
-    must = "must name a file inside the folder of the stream"
-    _check(is_inside, f"{where}.basename is", basename, must)
-    are_hashes = isinstance(hashes, dict) and all(isinstance(v, str) for v in hashes.values())
-    _check(are_hashes, f"{where}.hashes is", hashes, "must map algorithms to hex digests")
-    num_bytes = _parse_size(entry.get("bytes"), f"{where}.bytes")
+    if not isinstance(basename, str) or not _stays_inside(basename):
+        must = "must name a file inside the folder of the stream"
+        raise _refusal(f"{where}.basename is", basename, must)
+    if not isinstance(hashes, dict) or not all(isinstance(v, str) for v in hashes.values()):
+        raise _refusal(f"{where}.hashes is", hashes, "must map algorithms to hex digests")
+    num_bytes = _parse_size(entry, "bytes", where)
     return ShardFile(basename=basename, num_bytes=num_bytes, hashes=hashes)
 
 
@@ -251,7 +265,8 @@ def _stays_inside(basename: str) -> bool:
     # Subfolders are allowed: MosaicML's merge_index writes "00003/shard.00000.mds".
     if not basename.isprintable() or "\\" in basename or ":" in basename:
         return False
-    return not any(not part or part.startswith(".") for part in basename.split("/"))
+    # No part is empty, or begins with a dot.
+    return "//" not in f"/{basename}/".replace("/.", "//")
 
 
 def _refuse_shared_files(shards: Sequence[Shard], uri: str) -> None:
