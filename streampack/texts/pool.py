@@ -41,7 +41,7 @@ from streampack.errors import StreampackError, WorkerError, naming_limits
 
 IDLE_S = 60.0
 END_S = 5.0  # for a worker to end after SIGTERM
-WAY_OUT = "start again: what was tokenized is kept"
+WAY_OUT = "run it again: what is finished is kept"
 
 T = TypeVar("T")
 Worker: TypeAlias = "tuple[Connection, subprocess.Popen[bytes]]"
@@ -81,7 +81,7 @@ class TokenizerPool:
         try:
             with suppress(ConnectionError):  # it died, which `receive` explains
                 pipe.send(task)
-            outcome: object = receive(pipe, process, WAY_OUT)
+            outcome: object = receive(pipe, process)
         except BaseException:
             end_workers({pipe: process})  # its answer would be taken for another task's
             raise
@@ -153,7 +153,7 @@ def serve_tasks(descriptor: int, num_threads: int, idle_s: float | None) -> None
     # Once the main process has gone, sending fails and this process ends.
     with suppress(EOFError, ConnectionError):
         while pipe.poll(idle_s):
-            for outcome in outcomes(pipe.recv(), WAY_OUT):
+            for outcome in outcomes(pipe.recv()):
                 pipe.send(outcome)
 
 
@@ -178,8 +178,8 @@ def start_worker(
     return ours, process
 
 
-def receive(pipe: Connection, process: subprocess.Popen[bytes], way_out: str) -> Any:
-    """Return what a worker sent; a WorkerError with this way out says that it ended."""
+def receive(pipe: Connection, process: subprocess.Popen[bytes]) -> Any:
+    """Return what a worker sent; a WorkerError says that it ended."""
     try:
         return pipe.recv()
     except (EOFError, ConnectionError) as error:
@@ -189,11 +189,11 @@ def receive(pipe: Connection, process: subprocess.Popen[bytes], way_out: str) ->
         raise WorkerError(
             f"a worker process ended with exit code {code}"
             f"{' (killed: perhaps memory ran out; try fewer workers)' if code == -9 else ''}; "
-            f"{way_out}"
+            f"{WAY_OUT}"
         ) from error
 
 
-def outcomes(task: Callable[[], object], way_out: str) -> Iterator[Any]:
+def outcomes(task: Callable[[], object]) -> Iterator[Any]:
     """Yield what a function returns, or each item of a generator, and last an error that it raises.
 
     Another process can raise the error, which keeps its type if it is one of ours.
@@ -205,7 +205,7 @@ def outcomes(task: Callable[[], object], way_out: str) -> Iterator[Any]:
         yield error.with_traceback(None)
     except Exception as error:
         text = "".join(traceback.format_exception(error))
-        yield WorkerError(f"a part failed; {way_out}, or report this:\n{text}")
+        yield WorkerError(f"a task failed; {WAY_OUT}, or report this:\n{text}")
 
 
 def end_workers(workers: Mapping[Connection, subprocess.Popen[bytes]]) -> None:

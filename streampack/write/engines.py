@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from functools import partial
@@ -21,13 +20,11 @@ from typing import Any
 
 from streampack._extras import import_extra
 from streampack.errors import ConfigError, WorkerError
-from streampack.texts.pool import end_workers, outcomes, receive, start_worker
+from streampack.texts.pool import WAY_OUT, end_workers, outcomes, receive, start_worker
 from streampack.write.options import WriteOptions
 from streampack.write.part import Event, PartTask, write_part
 
 SMALL_BYTES = 4 << 20  # written sooner than a second process could start
-REPORT_S = 0.5  # between reports of a worker
-AGAIN = "run the same command again: finished parts are kept"
 
 
 def write_parts(tasks: Sequence[PartTask], options: WriteOptions) -> Generator[Event]:
@@ -52,15 +49,15 @@ def _run_in_processes(tasks: Sequence[PartTask], num_workers: int) -> Generator[
             # However long the caller takes with an event, they wait for the next part.
             pipe, process = start_worker(num_threads, None)
             workers[pipe] = process
-            pipe.send(partial(_reports, pending.popleft()))
+            pipe.send(partial(write_part, pending.popleft()))
         while workers:
             for pipe in workers.keys() & wait(list(workers)):
-                event = _event(receive(pipe, workers[pipe], AGAIN))
+                event = _event(receive(pipe, workers[pipe]))
                 yield event
                 if event.result is None:
                     continue
                 if pending:
-                    pipe.send(partial(_reports, pending.popleft()))
+                    pipe.send(partial(write_part, pending.popleft()))
                 else:
                     end_workers({pipe: workers.pop(pipe)})
     finally:
@@ -84,7 +81,7 @@ def _run_on_ray(tasks: Sequence[PartTask], num_workers: int | None) -> Generator
             try:
                 outcome = ray.get(done[0])
             except ray.exceptions.RayError as error:
-                raise WorkerError(f"Ray gave up on a part ({error}); {AGAIN}") from error
+                raise WorkerError(f"Ray gave up on a part ({error}); {WAY_OUT}") from error
             yield _event(outcome)
     finally:
         if is_own:
@@ -106,7 +103,7 @@ def _write_quietly(task: PartTask) -> Event | BaseException:
     """Write a part in a Ray task, which carries only the last event."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     last: Event | BaseException
-    *_, last = outcomes(partial(write_part, task), AGAIN)
+    *_, last = outcomes(partial(write_part, task))
     return last
 
 
@@ -114,14 +111,3 @@ def _event(outcome: Event | BaseException) -> Event:
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome
-
-
-def _reports(task: PartTask) -> Generator[Event | BaseException]:
-    """Write a part in a worker process, which sends few of its events."""
-    reported = time.monotonic()
-    for outcome in outcomes(partial(write_part, task), AGAIN):
-        now = time.monotonic()
-        is_last = not isinstance(outcome, Event) or outcome.result is not None
-        if is_last or now - reported >= REPORT_S:
-            reported = now
-            yield outcome

@@ -13,6 +13,7 @@ names. A process that is killed before leaves files that the next one overwrites
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -40,6 +41,7 @@ from streampack.write.job_output import Output
 from streampack.write.options import WriteOptions
 from streampack.write.shards import Counts, SampleWriter
 
+REPORT_S = 0.5
 MAX_LISTED = 1000  # bad rows that a part.json names; all are counted
 
 
@@ -103,20 +105,22 @@ def read_result(output: Output, part: Part) -> PartResult | None:
 
 
 def write_part(task: PartTask) -> Iterator[Event]:
-    """Write a part, unless it is done; yield after each batch of rows, and last its result."""
+    """Write a part, unless it is done; yield its counts twice a second, and last its result."""
     check_versions(task.output, task.versions, task.settings)
     done = read_result(task.output, task.part)
     if done is None:
         writer = _PartWriter(task)
         selection = task.options.rows.selection
-        skips_damage = task.options.on_bad_row == "skip"
+        skips_damage, reported = task.options.on_bad_row == "skip", time.monotonic()
         for one, contents in with_contents(task.part.slices):
             before = writer.counts.num_bytes
             batches = read_rows(one, selection, contents=contents, skips_damage=skips_damage)
             for batch in batches:
                 writer.add(batch, one)
                 writer.counts.num_bytes = before + batch.num_bytes
-                yield Event(task.part.id, replace(writer.counts))
+                if time.monotonic() - reported >= REPORT_S:
+                    yield Event(task.part.id, replace(writer.counts))
+                    reported = time.monotonic()
             writer.counts.num_bytes = before + one.num_bytes
         done = writer.finish()
     yield Event(task.part.id, done.counts, done)

@@ -41,7 +41,7 @@ def run_and_kill(arguments: list[str], delay_s: float, victim: str) -> bool:
     if process.returncode == 0:
         return False
     # Killing a worker ends the command, with a message on how to continue.
-    by_worker = victim == WORKER and b"run the same command again" in error
+    by_worker = victim == WORKER and b"run it again" in error
     assert by_worker or process.returncode == -signal.SIGKILL, error
     return True
 

@@ -89,7 +89,7 @@ def test_relative_paths_mean_what_they_do_in_this_process(tmp_path, monkeypatch)
 
 def test_a_worker_that_dies_is_replaced_once(pool, tmp_path):
     assert pool.run(partial(kill_once, tmp_path / "flag")) == "done"
-    with pytest.raises(WorkerError, match=r"exit code -9 .*what was tokenized is kept"):
+    with pytest.raises(WorkerError, match=r"exit code -9 .*what is finished is kept"):
         pool.run(kill)
     assert pool.run(os.getpid)
 

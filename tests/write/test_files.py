@@ -37,6 +37,9 @@ from streampack.write import (
     write_stream,
     write_texts,
 )
+from streampack.write import (
+    part as part_module,
+)
 from streampack.write.job import current_versions
 from streampack.write.job_output import LocalOutput
 from tests.helpers.caches import read_all
@@ -89,6 +92,20 @@ def test_a_job_becomes_a_stream_in_the_order_of_its_input(tmp_path, inputs):
     assert written.num_shards == opened.num_shards > written.num_parts > 2
     assert seen[-1].num_bytes == seen[-1].total_bytes == sum(f.stat().st_size for f in inputs)
     assert (seen[-1].num_tokens, seen[-1].num_parts) == (written.num_tokens, written.total_parts)
+
+
+@pytest.mark.parametrize(("report_s", "num_seen"), [(0.0, 5), (1e9, 2)])
+def test_the_progress_within_a_part_is_shown_from_time_to_time(
+    tmp_path, monkeypatch, report_s, num_seen
+):
+    monkeypatch.setattr(part_module, "REPORT_S", report_s)
+    path = jsonl_file(tmp_path / "rows.jsonl", text_rows(600))  # three batches
+    seen: list[int] = []
+    options = options_of(tmp_path, part_bytes="1mb")
+    write_texts([path], tmp_path / "s", options, lambda now: seen.append(now.num_samples))
+    assert seen == sorted(seen)
+    assert len(seen) == num_seen
+    assert len(set(seen)) == num_seen - (report_s == 0)  # the last batch, and the part
 
 
 @pytest.mark.processes
