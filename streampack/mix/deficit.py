@@ -27,7 +27,6 @@ from itertools import accumulate
 import numpy as np
 
 from streampack._numba import kernel_holding_gil
-from streampack.errors import ResumeError
 from streampack.mix.apportion import scaled_shares
 from streampack.types import Int64Array, State
 
@@ -96,16 +95,9 @@ class Deficits:
         return {"amounts": list(self._amounts), "deficits": list(self._deficits)}
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a saved state, or raise a ResumeError if its number of sources differs."""
-        amounts = [int(amount) for amount in state["amounts"]]
-        deficits = [int(deficit) for deficit in state["deficits"]]
-        if not len(amounts) == len(deficits) == len(self._amounts):
-            raise ResumeError(
-                f"the state has amounts of {len(amounts)} sources and deficits of "
-                f"{len(deficits)}, but there are {len(self._amounts)}; load what state_dict() "
-                "returned, unchanged"
-            )
-        self._amounts, self._deficits = amounts, deficits
+        """Resume from a saved state."""
+        self._amounts = [int(amount) for amount in state["amounts"]]
+        self._deficits = [int(deficit) for deficit in state["deficits"]]
         self._shares = self._shares_of_live()
 
 

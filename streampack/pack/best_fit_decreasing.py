@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from streampack._numba import compiled, compiled_inline
 from streampack.config import Packing
-from streampack.pack.buffered import BufferedPacker, Limits, limits_of, rooms, without_padding
+from streampack.pack.buffered import BufferedPacker, Limits, rooms, without_padding
 from streampack.pack.cost import sizes_in_pack
 from streampack.types import LENGTH, NO_PACKS, NUM_COLUMNS, Int64Array, Packs, State
 
@@ -122,9 +122,8 @@ def place_segments(
     """
     words, groups, lasts = rooms_left
     size = limits.pack_tokens
-    for pack in range(
-        num_packs - 1, -1, -1
-    ):  # of those with as much room, the first is filled first
+    # Of packs with as much room, the first is filled first.
+    for pack in range(num_packs - 1, -1, -1):
         note_room(rooms_left, packs, pack)
     for number in range(len(order)):
         segment = order[number]
@@ -208,7 +207,7 @@ class WindowPacker(BufferedPacker):
     """A packer that packs each call of `add` as a whole.
 
     >>> packing = Packing(max_seq_len=8, method="best_fit_decreasing")
-    >>> packer = WindowPacker("best_fit_decreasing", place_decreasing, packing)
+    >>> packer = WindowPacker(place_decreasing, packing)
     >>> lengths = [5, 4, 6, 2, 1, 3]
     >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate(lengths)]
     >>> packs = packer.add(np.array(rows))
@@ -216,12 +215,11 @@ class WindowPacker(BufferedPacker):
     ([0, 5], [2, 3], [1, 4])
     """
 
-    def __init__(self, method: str, place: Place, packing: Packing):
-        super().__init__(method, limits_of(packing))
+    def __init__(self, place: Place, packing: Packing) -> None:
+        super().__init__(packing)
         self._place = place
         # Packs that left since the window of each buffered segment began, shape (n,).
         self._waited = np.zeros(0, np.int64)
-        self._packing = packing
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple, num_held = self._limits.multiple, len(self._buffered)
@@ -244,11 +242,7 @@ class WindowPacker(BufferedPacker):
         samples = np.cumsum(packs[chosen, COUNT])
         fits = (tokens <= limits.buffer_tokens) & (samples <= limits.buffer_samples)
         chosen = chosen[fits]
-        most_tokens, most_samples = self._high_water
-        self._high_water = (
-            max(most_tokens, int(tokens[fits].max(initial=0))),
-            max(most_samples, int(samples[fits].max(initial=0))),
-        )
+        self._note_held(int(tokens[fits].max(initial=0)), int(samples[fits].max(initial=0)))
         return chosen
 
     def _leave(self, rows: Int64Array, placed: Placed, waiting: Int64Array) -> Packs:
@@ -275,6 +269,7 @@ class WindowPacker(BufferedPacker):
         """Return the buffer, and how many packs each segment has seen leave."""
         return {**super().state_dict(), "waited": self._waited.tolist()}
 
-    def _restore(self, state: State) -> None:
-        super()._restore(state)
+    def load_state_dict(self, state: State) -> None:
+        """Resume from a saved state, as every packer."""
+        super().load_state_dict(state)
         self._waited = np.array(state["waited"], np.int64).reshape(len(self._buffered))

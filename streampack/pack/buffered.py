@@ -50,6 +50,8 @@ class Limits(NamedTuple):
     """Maximum segments per pack."""
     multiple: int
     """All lengths are multiples of this."""
+    short_seq_len: int
+    """Length of a block of short segments, with two tiers."""
 
 
 def limits_of(packing: Packing) -> Limits:
@@ -61,6 +63,7 @@ def limits_of(packing: Packing) -> Limits:
         tolerance=packing.row_tokens // TOLERANCE,
         max_samples=packing.max_samples_per_pack or NO_LIMIT,
         multiple=packing.pad_to_multiple or 1,
+        short_seq_len=packing.short_seq_len or packing.max_seq_len,
     )
 
 
@@ -70,9 +73,9 @@ class BufferedPacker(ABC):
     The exception is a packer of windows (`Packing.packs_windows`): each call of `add` is a window.
     """
 
-    def __init__(self, method: str, limits: Limits):
-        self._method = method
-        self._limits = limits
+    def __init__(self, packing: Packing) -> None:
+        self._packing = packing
+        self._limits = limits_of(packing)
         self._buffered = NO_SEGMENTS
         self._high_water = (0, 0)
 
@@ -101,29 +104,27 @@ class BufferedPacker(ABC):
     def state_dict(self) -> State:
         """Return the buffer as plain integers: sample addresses, no tokens."""
         return {
-            "method": self._method,
+            "method": self._packing.method,
             "buffered": self._buffered.tolist(),
             "high_water": list(self._high_water),
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a saved state; a ResumeError refuses one of another packing."""
-        problem, most = "", self._limits.pack_tokens
-        if state.get("method") != self._method:
-            problem = f"packing method {state.get('method')!r}, but this packer is {self._method!r}"
-        else:
-            self._restore(state)
-            lengths = self._buffered[:, LENGTH]
-            # Kernels do not check bounds.
-            if len(lengths) and not 0 < lengths.min() <= lengths.max() <= most:
-                problem = f"segments of {lengths.min()} to {lengths.max()} tokens, not 1 to {most}"
-        if problem:
-            raise ResumeError(f"the state is of {problem}; resume with the packing that was saved")
-
-    def _restore(self, state: State) -> None:
+        """Resume from a saved state; a ResumeError refuses segments of another packing."""
         self._buffered = np.array(state["buffered"], np.int64).reshape(-1, NUM_COLUMNS)
         tokens, samples = np.array(state["high_water"], np.int64).tolist()
         self._high_water = (tokens, samples)
+        lengths, most = self._buffered[:, LENGTH], self._limits.pack_tokens
+        # Kernels do not check bounds.
+        if len(lengths) and not 0 < lengths.min() <= lengths.max() <= most:
+            raise ResumeError(
+                f"the state is of segments of {lengths.min()} to {lengths.max()} tokens, not 1 to "
+                f"{most}; resume with the packing that was saved"
+            )
+
+    def _note_held(self, tokens: int, samples: int) -> None:
+        most_tokens, most_samples = self._high_water
+        self._high_water = max(most_tokens, tokens), max(most_samples, samples)
 
 
 def rooms(segments: Int64Array, multiple: int) -> Int64Array:

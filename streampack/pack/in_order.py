@@ -18,8 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from streampack._numba import compiled
-from streampack.config import Packing
-from streampack.pack.buffered import BufferedPacker, Limits, limits_of, rooms, without_padding
+from streampack.pack.buffered import BufferedPacker, Limits, rooms, without_padding
 from streampack.types import LENGTH, NUM_COLUMNS, START, Int64Array, Packs
 
 
@@ -85,31 +84,25 @@ def fit_in_order(
 class InOrderPacker(BufferedPacker):
     """A packer that keeps strict arrival order; with "concat", it fills every pack by cuts.
 
+    >>> from streampack.config import Packing
     >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate([4, 3, 2])]
     >>> for method in ("next_fit", "concat"):
-    ...     packer = InOrderPacker(method, Packing(max_seq_len=6, method=method))
+    ...     packer = InOrderPacker(Packing(max_seq_len=6, method=method))
     ...     packs = Packs.join([packer.add(np.array(rows)), packer.flush()])
     ...     print([pack[:, [2, 4]].tolist() for pack in packs])
     [[[0, 4]], [[1, 3], [2, 2]]]
     [[[0, 4], [1, 2]], [[1, 1], [2, 2]]]
     """
 
-    def __init__(self, method: str, packing: Packing) -> None:
-        super().__init__(method, limits_of(packing))
-
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         limits = self._limits
         rows = rooms(np.concatenate([self._buffered, segments]), limits.multiple)
         # Every row may be cut once, and close two packs.
-        out, ends = (
-            np.empty((2 * len(rows), NUM_COLUMNS), np.int64),
-            np.empty(2 * len(rows), np.int64),
-        )
-        span = np.zeros(2, np.int64)
-        cuts = self._method == "concat"
-        num, first, *marks = fit_in_order(limits, cuts, rows, out, ends, span)
-        tokens, samples = self._high_water
-        self._high_water = max(tokens, marks[0]), max(samples, marks[1])
+        out = np.empty((2 * len(rows), NUM_COLUMNS), np.int64)
+        ends, span = np.empty(2 * len(rows), np.int64), np.zeros(2, np.int64)
+        cuts = self._packing.method == "concat"
+        num, first, *most = fit_in_order(limits, cuts, rows, out, ends, span)
+        self._note_held(*most)
         if final and first < len(rows):
             for row in range(first, len(rows)):
                 append_row(rows, row, rows[row, LENGTH], out, span)

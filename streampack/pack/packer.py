@@ -18,17 +18,17 @@ from streampack.pack.best_fit_decreasing import WindowPacker, place_decreasing
 from streampack.pack.buffered import BufferedPacker
 from streampack.pack.in_order import InOrderPacker
 from streampack.pack.knapsack import place_in_bins
-from streampack.pack.two_tiers import two_tiers
+from streampack.pack.two_tiers import place_in_tiers
 
 PACKERS: dict[str, Callable[[Packing], BufferedPacker]] = {
-    "best_fit_decreasing": partial(WindowPacker, "best_fit_decreasing", place_decreasing),
-    "concat": partial(InOrderPacker, "concat"),
-    "knapsack": partial(WindowPacker, "knapsack", place_in_bins),
-    "next_fit": partial(InOrderPacker, "next_fit"),
-    "two_tiers": two_tiers,
+    "best_fit_decreasing": partial(WindowPacker, place_decreasing),
+    "concat": InOrderPacker,
+    "knapsack": partial(WindowPacker, place_in_bins),
+    "next_fit": InOrderPacker,
+    "two_tiers": partial(WindowPacker, place_in_tiers),
 }
 
 
 def make_packer(packing: Packing) -> BufferedPacker:
     """Return an empty packer for the method of `packing`."""
-    return PACKERS[packing.method or DEFAULT_METHOD](packing)
+    return PACKERS[packing.method or DEFAULT_METHOD](packing.resolved())

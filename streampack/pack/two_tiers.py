@@ -16,18 +16,14 @@ Cost: that of best-fit decreasing, and 50 ns a segment.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
-from streampack.config import Packing
 from streampack.pack.best_fit_decreasing import (
     COUNT,
     FREE,
     NUM_PACK_COLUMNS,
     OPENER,
     Placed,
-    WindowPacker,
     decreasing,
     no_rooms_left,
     place_segments,
@@ -36,18 +32,17 @@ from streampack.pack.buffered import Limits
 from streampack.types import Int64Array
 
 
-def place_in_tiers(
-    short_seq_len: int, limits: Limits, lengths: Int64Array, num_held: int
-) -> Placed:
+def place_in_tiers(limits: Limits, lengths: Int64Array, num_held: int) -> Placed:
     """Place longer segments into rows, and those of at most `short_seq_len` into blocks of rows.
 
     >>> from streampack.config import Packing
     >>> from streampack.pack.buffered import limits_of
     >>> limits = limits_of(Packing(max_seq_len=12, method="two_tiers", short_seq_len=4))
-    >>> place_in_tiers(4, limits, np.array([7, 2, 3, 2, 1, 6, 2]), 0).pack_of.tolist()
+    >>> place_in_tiers(limits, np.array([7, 2, 3, 2, 1, 6, 2]), 0).pack_of.tolist()
     [0, 1, 0, 1, 0, 1, 1]
     """
-    size, order = limits.pack_tokens, decreasing(lengths, num_held)
+    order = decreasing(lengths, num_held)
+    size, short_seq_len = limits.pack_tokens, limits.short_seq_len
     is_short = lengths <= short_seq_len
     longs, shorts = order[~is_short[order]], order[is_short[order]]
     row_of = np.zeros(len(lengths), np.int64)
@@ -71,19 +66,6 @@ def place_in_tiers(
     # The longest segment of a row, which was placed first.
     packs[row_of[order[::-1]], OPENER] = order[::-1]
     return Placed(row_of, packs, np.argsort(block_of, kind="stable"))
-
-
-def two_tiers(packing: Packing) -> WindowPacker:
-    """Return a packer of windows whose short samples are in blocks.
-
-    >>> packer = two_tiers(Packing(max_seq_len=12, method="two_tiers", short_seq_len=4))
-    >>> lengths = [7, 2, 3, 2, 1, 6, 2]
-    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate(lengths)]
-    >>> packer.add(np.array(rows))[0][:, 2].tolist(), packer.buffered[:, 2].tolist()
-    ([5, 3, 6, 1], [0, 2, 4])
-    """
-    short_seq_len = packing.short_seq_len or packing.max_seq_len
-    return WindowPacker("two_tiers", partial(place_in_tiers, short_seq_len), packing)
 
 
 def _blocks_of(room: Int64Array, short_seq_len: int, spare: int) -> tuple[Int64Array, Int64Array]:
