@@ -11,7 +11,7 @@ streampack's own tests use the same functions.
 """
 
 from streampack.testing.formats import assert_format
-from streampack.testing.leaks import Decoder, InconclusiveError, LogitsOf, assert_no_leak
+from streampack.testing.leaks import InconclusiveError, LogitsOf, assert_no_leak
 from streampack.testing.runs import (
     assert_exactly_once,
     assert_resumes,
@@ -19,7 +19,6 @@ from streampack.testing.runs import (
 )
 
 __all__ = [
-    "Decoder",
     "InconclusiveError",
     "LogitsOf",
     "assert_exactly_once",

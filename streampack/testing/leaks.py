@@ -19,18 +19,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from streampack._checks import check_choice
 from streampack.batch.formats.registry import BatchFormat, Formatter, get_format
 from streampack.batch.layout import CARRIED, check_native, unpad
-from streampack.batch.masks import block_causal_mask, dense_mask
 from streampack.errors import ConfigError
 from streampack.testing.architectures import way_out
 
-Style = Literal["hf", "torchtune", "decoder", "batch"]
 LogitsOf: TypeAlias = Callable[[dict[str, Any]], torch.Tensor]
 MAX_NAMED = 3  # leaking segments listed in a message
 MAX_MEASURED = 4  # segments that get another context to measure a real change
@@ -51,46 +48,26 @@ class LeakError(AssertionError):
     """A segment's logits are not those that it has alone."""
 
 
-class Decoder(Protocol):
-    """A causal language model that takes positions and a mask."""
-
-    def __call__(
-        self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
-    ) -> torch.Tensor:
-        """Return logits, shape (B, S, vocabulary).
-
-        Args:
-            tokens: int64, shape (B, S).
-            mask: True where query i sees key j, bool, shape (B, 1, S, S).
-            input_pos: int64, shape (B, S).
-        """
-
-
 def assert_no_leak(
-    model: Decoder | Callable[..., Any],
+    model: Callable[..., Any],
     batch: dict[str, Any],
     *,
     atol: float | None = None,
-    style: Style | None = None,
     batch_format: BatchFormat = "hf",
 ) -> None:
     """Check that a segment's logits are the same in its pack as alone.
 
     Args:
-        model: The model, in eval mode: with dropout, any two passes differ.
+        model: A causal model of transformers, which is called as
+            ``model(**to_hf(batch)).logits``, also in a wrapper of peft, DistributedDataParallel or
+            torch.compile; or any function of the batch that returns logits, shape (B, S,
+            vocabulary). In eval mode: with dropout, any two passes differ.
         batch: A native batch, on the model's device.
         atol: Largest difference of a logit that counts as rounding. None: 8 times the epsilon of
             the model's dtype times the largest logit. Weaker leaks go unnoticed, so check a
             bfloat16 model as ``model.float()``, without TF32. Differences below a fraction of a
             real change within a segment are rounding too: a thousandth against the segment alone, a
             hundred-thousandth if other segments are replaced.
-        style: Calling convention of the model, by default inferred from its argument names.
-
-            - "hf": ``model(**to_hf(batch)).logits``, a causal model of transformers, or with
-              another `batch_format`
-            - "torchtune": ``model(tokens, mask=(B, S, S), input_pos=...)``
-            - "decoder": the same with a mask of shape (B, 1, S, S)
-            - "batch": ``model(batch)`` returns logits, shape (B, S, vocabulary): any function
         batch_format: How batches are passed to a transformers model: "hf", "hf_flash" for flash
             attention, or a function that keeps the B * S tokens in their order.
 
@@ -98,13 +75,13 @@ def assert_no_leak(
         LeakError: An AssertionError, if a segment's logits differ, or change with other segments.
             Names its row, stream and sample, and the segments that leaked into it, or reports that
             positions are ignored.
-        ConfigError: If the calling convention cannot be inferred.
+        ConfigError: If the model is neither.
         InconclusiveError: A ConfigError, if no row has two segments, or replacing tokens hardly
             changes the logits.
     """
     check_native(batch, "assert_no_leak")
     _check_edges(batch)
-    logits_of = _logits_of(model, style, get_format(batch_format))
+    logits_of = _logits_of(model, get_format(batch_format))
     with torch.no_grad():
         packed = logits_of(batch)
         rounding = _rounding(model, packed) if atol is None else atol
@@ -209,57 +186,42 @@ def _moved_by_others(
     return moved
 
 
-def _logits_of(model: Callable[..., Any], style: Style | None, convert: Formatter) -> LogitsOf:
-    if style is None:
-        style = _guess_style(model)
-    check_choice("style", style, Style)
-    if style == "hf":
-        return lambda batch: _logits_of_hf(model, convert, batch)
-    if style == "batch":
+def _logits_of(model: Callable[..., Any], convert: Formatter) -> LogitsOf:
+    if not _is_of_transformers(model):
         return model
-    make_mask = dense_mask if style == "torchtune" else block_causal_mask
-    return lambda batch: model(
-        batch["tokens"], mask=make_mask(batch["document_ids"]), input_pos=batch["input_pos"]
-    )
+
+    def logits_of(batch: dict[str, Any]) -> torch.Tensor:
+        inputs = {key: value for key, value in convert(batch).items() if key not in CARRIED}
+        logits: torch.Tensor = model(**inputs).logits
+        return logits.view(*batch["tokens"].shape, -1)  # "hf_flash" has all packs in one row
+
+    return logits_of
 
 
-def _logits_of_hf(
-    model: Callable[..., Any], convert: Formatter, batch: dict[str, Any]
-) -> torch.Tensor:
-    inputs = {key: value for key, value in convert(batch).items() if key not in CARRIED}
-    logits: torch.Tensor = model(**inputs).logits
-    return logits.view(*batch["tokens"].shape, -1)  # "hf_flash" has all packs in one row
-
-
-def _guess_style(model: Callable[..., Any]) -> Style:
+def _is_of_transformers(model: Callable[..., Any]) -> bool:
+    """Return whether a model is one of transformers, and not a function of a batch."""
     names = inspect.signature(getattr(model, "forward", model)).parameters
-    required = [
-        name
-        for name, parameter in names.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
     takes_any = any(each.kind is each.VAR_KEYWORD for each in names.values())
     inner = _inner(model) if takes_any and "position_ids" not in names else None
     if inner is not None:
-        return _guess_style(inner)
+        return _is_of_transformers(inner)
     if "input_ids" in names:
         if "position_ids" not in names:
             raise ConfigError(
                 f"{type(model).__name__} takes input_ids but no position_ids, so it cannot know "
                 "where a sample begins and would attend across edges; take one sample in a row, "
-                "Packing(max_samples_per_pack=1), train another model on packs, or pass "
-                "style='batch' with a function that gives it a mask"
+                "Packing(max_samples_per_pack=1), train another model on packs, or pass a function "
+                "of the batch that gives it a mask"
             )
-        return "hf"
-    if {"tokens", "mask", "input_pos"} <= set(names):
-        return "torchtune" if "encoder_input" in names else "decoder"
-    if len(required) == 1:
-        return "batch"
-    raise ConfigError(
-        f"assert_no_leak does not know how to call a model with the arguments {', '.join(names)}; "
-        "pass a function that takes the batch and returns logits"
-    )
+        return True
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    own = [each for each in names.values() if each.kind not in variable]
+    if "mask" in names or sum(each.default is each.empty for each in own) != 1:
+        raise ConfigError(
+            f"assert_no_leak cannot call a model with the arguments {', '.join(names)}; pass a "
+            "function that takes the batch and returns logits"
+        )
+    return False
 
 
 def _inner(model: Any) -> Any:

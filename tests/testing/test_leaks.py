@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from streampack.batch.batch import make_batches
+from streampack.batch.masks import block_causal_mask
 from streampack.errors import ConfigError
 from streampack.gather.gather import Rows
 from streampack.testing import assert_no_leak
@@ -34,7 +35,11 @@ class TinyDecoder(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(DIM, 3 * DIM) for _ in range(2))
         self.out = nn.Linear(DIM, VOCABULARY)
 
-    def forward(
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        mask = block_causal_mask(batch["document_ids"])
+        return self.attend(batch["tokens"], mask=mask, input_pos=batch["input_pos"])
+
+    def attend(
         self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
     ) -> torch.Tensor:
         hidden = self.tokens(tokens) + self.positions(input_pos)  # (B, S, DIM)
@@ -49,31 +54,31 @@ class TinyDecoder(nn.Module):
 class SeesAll(TinyDecoder):
     """Attends causally over the whole pack."""
 
-    def forward(
+    def attend(
         self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
     ) -> torch.Tensor:
-        return super().forward(tokens, mask=torch.ones_like(mask).tril(), input_pos=input_pos)
+        return super().attend(tokens, mask=torch.ones_like(mask).tril(), input_pos=input_pos)
 
 
 class CountsOn(TinyDecoder):
     """Numbers positions in the pack instead of the segment."""
 
-    def forward(
+    def attend(
         self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
     ) -> torch.Tensor:
         on = torch.arange(tokens.shape[1]).expand_as(input_pos)
-        return super().forward(tokens, mask=mask, input_pos=on)
+        return super().attend(tokens, mask=mask, input_pos=on)
 
 
 class SeesFaintly(TinyDecoder):
     """Sees the rest of the pack, but a ten thousand times weaker than the segment."""
 
-    def forward(
+    def attend(
         self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
     ) -> torch.Tensor:
-        own = super().forward(tokens, mask=mask, input_pos=input_pos)
+        own = super().attend(tokens, mask=mask, input_pos=input_pos)
         ones = torch.ones_like(mask).tril()
-        return own + 1e-4 * (super().forward(tokens, mask=ones, input_pos=input_pos) - own)
+        return own + 1e-4 * (super().attend(tokens, mask=ones, input_pos=input_pos) - own)
 
 
 def test_a_faint_leak_is_seen_where_multiplications_are_exact() -> None:
@@ -125,10 +130,10 @@ def test_a_model_that_sees_over_the_edge_is_caught_at_the_first_segment_it_shows
 class Drops(TinyDecoder):
     """A decoder with dropout, in training mode."""
 
-    def forward(
+    def attend(
         self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
     ) -> torch.Tensor:
-        return functional.dropout(super().forward(tokens, mask=mask, input_pos=input_pos), 0.1)
+        return functional.dropout(super().attend(tokens, mask=mask, input_pos=input_pos), 0.1)
 
 
 def test_dropout_is_told_from_a_leak() -> None:
@@ -138,27 +143,10 @@ def test_dropout_is_told_from_a_leak() -> None:
         assert_no_leak(Drops(), packed("restart"))
 
 
-class LikeTorchtune(TinyDecoder):
-    """Takes a mask of shape (B, S, S), and the arguments of torchtune's decoders."""
-
-    def forward(  # type: ignore[override]
-        self,
-        tokens: torch.Tensor,
-        *,
-        mask: torch.Tensor | None = None,
-        encoder_input: torch.Tensor | None = None,
-        input_pos: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        assert encoder_input is None
-        assert mask is not None
-        assert mask.shape == (*tokens.shape, tokens.shape[1])
-        assert input_pos is not None
-        return super().forward(tokens, mask=mask[:, None], input_pos=input_pos)
-
-
-def test_a_model_with_torchtunes_arguments_gets_torchtunes_mask() -> None:
-    assert_no_leak(LikeTorchtune(), packed("restart"))
-    assert_no_leak(LikeTorchtune(), packed("restart"), style="torchtune")
+def test_a_model_with_other_arguments_is_refused_with_the_function_to_pass() -> None:
+    model = TinyDecoder()
+    with pytest.raises(ConfigError, match="arguments tokens, mask, input_pos; pass a function"):
+        assert_no_leak(model.attend, packed("restart"))
 
 
 def test_any_function_of_the_batch_is_a_model() -> None:
@@ -166,10 +154,7 @@ def test_any_function_of_the_batch_is_a_model() -> None:
 
     def logits_of(batch: dict[str, Any]) -> torch.Tensor:
         mask = batch["document_ids"][:, None, :, None] == batch["document_ids"][:, None, None]
-        logits: torch.Tensor = model(
-            batch["tokens"], mask=mask.tril(), input_pos=batch["input_pos"]
-        )
-        return logits
+        return model.attend(batch["tokens"], mask=mask.tril(), input_pos=batch["input_pos"])
 
     assert_no_leak(logits_of, packed("restart"))
 
@@ -228,11 +213,11 @@ class Scaled(TinyDecoder):
             for parameter in self.parameters():
                 parameter *= scale
 
-    def forward(
+    def attend(
         self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
     ) -> torch.Tensor:
         seen = torch.ones_like(mask).tril() if self.leaks else mask
-        return super().forward(tokens, mask=seen, input_pos=input_pos)
+        return super().attend(tokens, mask=seen, input_pos=input_pos)
 
 
 SCALES = [10.0, 0.1, 0.03, 1e-3, 1e-5, 0.0]
