@@ -19,14 +19,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
+from streampack.batch.formats.huggingface import to_hf
 from streampack.batch.formats.registry import BatchFormat, Formatter, get_format
 from streampack.batch.layout import CARRIED, check_native, unpad
 from streampack.errors import ConfigError
-from streampack.testing.architectures import way_out
 
 LogitsOf: TypeAlias = Callable[[dict[str, Any]], torch.Tensor]
 MAX_NAMED = 3  # leaking segments listed in a message
@@ -74,23 +76,46 @@ def assert_no_leak(
     Raises:
         LeakError: An AssertionError, if a segment's logits differ, or change with other segments.
             Names its row, stream and sample, and the segments that leaked into it, or reports that
-            positions are ignored.
+            positions are ignored; for a model of transformers also a way out that was tried.
         ConfigError: If the model is neither.
         InconclusiveError: A ConfigError, if no row has two segments, or replacing tokens hardly
             changes the logits.
     """
     check_native(batch, "assert_no_leak")
     _check_edges(batch)
-    logits_of = _logits_of(model, get_format(batch_format))
+    try:
+        _check(model, batch, get_format(batch_format), atol)
+    except LeakError as error:
+        if not hasattr(model, "config"):
+            raise
+        raise LeakError(f"{error}. {_way_out(model, batch, atol)}") from error
+
+
+def _check(
+    model: Callable[..., Any], batch: dict[str, Any], convert: Formatter, atol: float | None
+) -> None:
+    logits_of = _logits_of(model, convert)
     with torch.no_grad():
         packed = logits_of(batch)
         rounding = _rounding(model, packed) if atol is None else atol
-        try:
-            _check_logits(logits_of, batch, packed, rounding)
-        except LeakError as error:
-            if not hasattr(model, "config"):
-                raise
-            raise LeakError(f"{error}. {way_out(model)}") from error
+        _check_logits(logits_of, batch, packed, rounding)
+
+
+def _way_out(model: Any, batch: dict[str, Any], atol: float | None) -> str:
+    """Return what keeps samples apart in a model of transformers: the 4-D mask only if it does."""
+    options: dict[str, Any] = {"dense": True}
+    if (dtype := next(model.parameters()).dtype) != torch.float32:
+        options["dtype"] = dtype
+    tried = ""
+    with suppress(Exception):  # a leak too, or what the model raises where it takes no such mask
+        _check(model, batch, partial(to_hf, **options), atol)
+        given = ", ".join(f"{key}={value}" for key, value in options.items())
+        tried = f"batch_format=functools.partial(streampack.formats.to_hf, {given}), which keeps "
+        tried += "them apart, or "
+    return (
+        f"Use {tried}Packing(max_samples_per_pack=1); docs/architectures.md has what was measured "
+        "with other attention and versions of transformers"
+    )
 
 
 def _check_logits(

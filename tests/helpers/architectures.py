@@ -3,7 +3,7 @@
 ::
 
     python -m tests.helpers.architectures     measure with the transformers that is installed, and
-                                              write streampack/testing/architectures.py and the page
+                                              write architecture_results.py and the page
     python -m tests.helpers.architectures --page   write the page only
 
 All models keep the weights of transformers' default initialisation, under which a leak is weakest.
@@ -25,14 +25,15 @@ import transformers
 
 from streampack.errors import ConfigError
 from streampack.formats import to_hf
-from streampack.testing import architectures, assert_no_leak
-from streampack.testing.architectures import Architecture
+from streampack.testing import assert_no_leak
+from tests.helpers import architecture_results
+from tests.helpers.architecture_results import Architecture
 from tests.helpers.flash import flash_in_torch
 from tests.helpers.packs import ROWS_OF_4, VOCABULARY, native_batch
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architectures.md"
-MODULE = ROOT / "streampack" / "testing" / "architectures.py"
+MODULE = ROOT / "tests" / "helpers" / "architecture_results.py"
 VERSION = ".".join(
     transformers.__version__.split(".")[: 2 if transformers.__version__ < "5" else 1]
 )
@@ -239,7 +240,7 @@ def model_type_of(name: str) -> str:
 
 def measure_all() -> dict[str, Architecture]:
     """Results for the installed transformers, merged with the module's for other versions."""
-    results = dict(architectures.RESULTS)
+    results = dict(architecture_results.RESULTS)
     for name, (_, layers, _) in FAMILIES.items():
         try:
             kind = model_type_of(name)
@@ -282,7 +283,7 @@ def row(kind: str, each: Architecture) -> str:
 
 def write_page() -> None:
     page = PAGE.read_text()
-    new = f"<!-- results -->\n\n{table(dict(architectures.RESULTS))}\n\n<!-- end -->"
+    new = f"<!-- results -->\n\n{table(dict(architecture_results.RESULTS))}\n\n<!-- end -->"
     PAGE.write_text(re.sub(r"<!-- results -->.*<!-- end -->", new, page, flags=re.DOTALL))
 
 
@@ -293,7 +294,7 @@ def main() -> None:
         new = f'TABLE = """\\\n{rows}"""\n'
         text = re.sub(r'TABLE = """.*?"""\n', lambda _: new, MODULE.read_text(), flags=re.DOTALL)
         MODULE.write_text(text)
-        importlib.reload(architectures)
+        importlib.reload(architecture_results)
     write_page()
 
 

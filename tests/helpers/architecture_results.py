@@ -1,9 +1,4 @@
-"""Which models of transformers keep the samples of a pack apart, and what to use for the others.
-
-::
-
-    tiny configs --assert_no_leak--> RESULTS --> docs/architectures.md
-                                        '-----> way_out(model), in the refusals of PackedTrainer
+"""Which models of transformers keep the samples of a pack apart, as `architectures.py` measured.
 
 Results are of transformers 4.57 and 5, in the formats "hf" (sdpa, or eager) and "hf_flash":
 
@@ -14,16 +9,13 @@ Results are of transformers 4.57 and 5, in the formats "hf" (sdpa, or eager) and
     kernels   it needs a kernel that a CPU has not, so it was not run
     absent    this version does not have it
 
-`make architectures` measures them again and writes this file and the page.
+`make architectures` measures them again, and writes this file and docs/architectures.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
-
-SINGLE = "Packing(max_samples_per_pack=1)"
-DENSE = "batch_format=functools.partial(streampack.formats.to_hf, dense=True)"
+from typing import NamedTuple
 
 
 class Architecture(NamedTuple):
@@ -98,26 +90,3 @@ def _read(row: str) -> Architecture:
 RESULTS: Mapping[str, Architecture] = {
     kind: _read(row) for kind, _, row in (line.partition(" | ") for line in TABLE.splitlines())
 }
-
-
-def way_out(model: Any) -> str:
-    """Return what to do with a model that attends across samples, by what was measured.
-
-    >>> way_out(object())
-    'object is not in docs/architectures.md; use Packing(max_samples_per_pack=1)'
-    """
-    kind = getattr(getattr(model, "config", None), "model_type", None)
-    name = f"{type(model).__name__} (model_type={kind!r})" if kind else type(model).__name__
-    known = RESULTS.get(str(kind))
-    if known is None:
-        return f"{name} is not in docs/architectures.md; use {SINGLE}"
-    ways = []
-    results = [result for result, _ in known.results.values()]
-    if "apart" in results:
-        clean = next(version for version, (hf, _) in known.results.items() if hf == "apart")
-        ways.append(f"transformers {clean} with attn_implementation='sdpa'")
-    if any(flash == "apart" for _, flash in known.results.values()):
-        ways.append("attn_implementation='flash_attention_2' with batch_format='hf_flash'")
-    if "dense" in results:
-        ways.append(f"attn_implementation='sdpa' with {DENSE}")
-    return f"{name}: use {', or '.join([*ways, SINGLE])}"
