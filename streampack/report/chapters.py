@@ -19,16 +19,13 @@ from streampack.errors import ConfigError
 from streampack.plan.chapter_plan import ChapterPlan
 from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.comparison import differences, flat
-from streampack.plan.reader import PlanReader
 from streampack.plan.recipe import Recipe
 from streampack.plan.repeats import taken_tokens
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.runtime.resumable import engine_of
-from streampack.runtime.stats import COUNTED, SAMPLES, TOKENS, count_segments
-from streampack.types import Float64Array, Int64Array, State
+from streampack.types import State
 
-PLANNED_SEGMENTS = 500_000  # for which delivered shares are planned, from the start of a run
 OPEN_STEPS = 1000  # steps of a chapter without an end that tables and pictures show
 POINTS = 65  # places of a chapter at which a picture shows shares and passes
 
@@ -44,11 +41,9 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
         `chapters`, a list with a dict for each: `first_step`, `steps` (None: it has no end),
         `tokens` (slots times max_seq_len), `max_seq_len`, `batch_size`, `global_batch_size`,
         `streams` (by name `begin` and `end`, its shares; `tokens`, what it is expected to deliver
-        in full packs; `passes`, how often it was used by then; `delivered`, the share that it gets
-        of the first `planned_steps`, None without any), `changes` (what differs from the
-        chapter before) and `edits` (what differs from what the state knows). `is_exact` shows which
-        of these are exact and which are expected. `stands_at`: chapter and step of the state; None
-        without one.
+        in full packs; `passes`, how often it was used by then), `changes` (what differs from the
+        chapter before) and `edits` (what differs from what the state knows). Steps and tokens of
+        chapters are exact. `stands_at`: chapter and step of the state; None without one.
 
     Raises:
         ConfigError: If the dataset has no chapters.
@@ -69,7 +64,6 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
         stands_at = {"chapter": number, "step": position // size}
     chapters: list[dict[str, Any]] = []
     first_step, used = 0, [Fraction(0)] * len(engine.recipe.streams)
-    planned_steps, delivered = _delivered(engine)
     for number, recipe in enumerate(engine.run.recipes):
         chapter = _describe(recipe, engine.run.chapters[number], used)
         chapter |= {
@@ -77,39 +71,10 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
             "batch_size": engine.run.view(number).batch_size,
             "changes": _changes(engine.run.recipes[number - 1], recipe) if number else [],
             "edits": _edits(known, number, recipe) if known else [],
-            "planned_steps": int(planned_steps[number]),
         }
-        for name, stream in chapter["streams"].items():
-            share = delivered[number, recipe.names.index(name)]
-            stream["delivered"] = float(share) if planned_steps[number] else None
         chapters.append(chapter)
         first_step += chapter["steps"] or 0
-    return {
-        "chapters": chapters,
-        "stands_at": stands_at,
-        "is_exact": {"steps": True, "tokens": True, "passes": False},
-    }
-
-
-def _delivered(engine: PlanEngine) -> tuple[Int64Array, Float64Array]:
-    """Plan the start of a run; return steps of each chapter, and the streams' shares in them.
-
-    Shapes (num_chapters,) and (num_chapters, num_streams). No steps if lengths are not known.
-    """
-    run, left = engine.run, PLANNED_SEGMENTS
-    recipe = run.recipes[0]
-    counts = np.zeros((len(run), len(recipe.streams), len(COUNTED)), np.int64)
-    packs = np.zeros(len(run), np.int64)
-    is_known = all(stream.prepare is None for stream in recipe.streams)
-    with PlanReader(run.whole()) as reader:
-        while is_known and left > 0 and (part := reader.next()) is not None:
-            plan = part.plan
-            count_segments(plan.packs.segments, counts[plan.epoch])
-            packs[plan.epoch] += plan.num_batches * plan.num_rows * plan.slots_per_pack
-            left -= len(plan.packs.segments)
-    steps = packs // np.array([each.global_batch_size for each in run.recipes])
-    amounts = counts[:, :, TOKENS if recipe.target_unit == "tokens" else SAMPLES]
-    return steps, amounts / np.maximum(amounts.sum(axis=1, keepdims=True), 1)
+    return {"chapters": chapters, "stands_at": stands_at}
 
 
 def _describe(recipe: Recipe, plan: ChapterPlan, used: list[Fraction]) -> dict[str, Any]:
@@ -148,10 +113,6 @@ def _taken(recipe: Recipe, slots: int) -> list[Fraction]:
 def chapters_view(described: Mapping[str, Any]) -> Group:
     """Return a run's table, with notes, for a terminal."""
     notes = ["steps and tokens are exact; passes are expected, for packs that are full"]
-    for number, chapter in enumerate(described["chapters"]):
-        if (planned := chapter["planned_steps"]) != chapter["steps"]:
-            notes.append(f"delivered: by the first {planned:,} steps of chapter {number}")
-            break
     if described["stands_at"] is not None:
         place = described["stands_at"]
         notes.append(f"the state is in chapter {place['chapter']}, at its step {place['step']}")
@@ -181,7 +142,7 @@ def chapter_table(described: Mapping[str, Any]) -> Table:
     for name in ("chapter", "steps", "tokens", "pack", "global batch"):
         table.add_column(name, justify="right")
     table.add_column("stream")
-    for name in ("share", "delivered", "of tokens", "passes"):
+    for name in ("share", "of tokens", "passes"):
         table.add_column(name, justify="right")
     table.add_column("changes")
     for number, chapter in enumerate(described["chapters"]):
@@ -200,8 +161,7 @@ def chapter_table(described: Mapping[str, Any]) -> Table:
             if stream["end"] != stream["begin"]:
                 share += f" to {stream['end']:.3f}"
             part = f"{stream['tokens'] / max(whole, 1):.1%}"
-            got = "" if stream["delivered"] is None else f"{stream['delivered']:.3f}"
-            table.add_row(*head, name, share, got, part, f"{stream['passes']:.2f}", notes)
+            table.add_row(*head, name, share, part, f"{stream['passes']:.2f}", notes)
             head, notes = [""] * 5, ""
         table.add_section()
     return table

@@ -91,7 +91,7 @@ def _mixture(facts: RunFacts) -> Drawn:
         style = {"ms": 9, "color": draw.SURFACE, "mec": draw.INK, "mew": 2}
         axes.plot(delivered, [number] * len(delivered), "o", **style)
     legend = [("line", "asked"), ("area", "planned")]
-    legend += [("dot", f"delivered: {facts.source}")] if facts.delivered else []
+    legend += [("dot", "delivered: measured by loader.stats()")] if facts.delivered else []
     return Drawn(figure, rows, legend, {"unit": unit})
 
 

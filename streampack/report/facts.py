@@ -12,9 +12,9 @@ from streampack.plan.reader import PlanPart
 from streampack.plan.recipe import Recipe
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
-from streampack.report.chapters import describe_run, run_curves
+from streampack.report.chapters import run_curves
 from streampack.report.nodes import NodeReads
-from streampack.report.simulate import simulate_until, simulate_with
+from streampack.report.simulate import simulate_with
 from streampack.runtime.resumable import engine_of
 from streampack.types import LENGTH, PASS, SAMPLE, STREAM, Float64Array, Int64Array, State
 
@@ -96,9 +96,7 @@ class RunFacts(NamedTuple):
     state_tokens: float | None
     """Tokens of the epoch or run until the state."""
     delivered: Mapping[str, Mapping[str, float]]
-    """Statistics by stream; empty where they are not known."""
-    source: str
-    """Where these come from, or why there are none."""
+    """Statistics of a loader by stream; empty without any."""
     waits: str
     """How long the loader waited for shards, or that nothing was measured."""
 
@@ -140,19 +138,17 @@ def run_facts(
     if not is_whole:
         epoch = [s.chosen_tokens / max(s.num_tokens, 1) for s in recipe.streams]
         nodes = NodeReads(engine).expected(curves[2][-1] if has_chapters else np.array(epoch))
-    at, streams, source = _delivered(
-        dataset, engine, state, affordable * stride * recipe.row_tokens
-    )
+    streams: Mapping[str, Any] = {}
     waits = NOT_MEASURED
     if stats is not None:
-        streams, source = _streams_in(stats), "measured by loader.stats()"
+        streams = _streams_in(stats)
         if shards := stats.get("shards"):
             waits = f"waited {shards['waited_s']:,.2f} s for {shards['waited_for']:,} of them"
             waits = f"The loader fetched {shards['fetched']:,} shards, and {waits}."
     num_chapters = len(engine.run.chapters)
     return RunFacts(
         *(engine, numbers, is_whole, collected.packs, series, num_chapters, curves, nodes),
-        *(at, streams, source, waits),
+        *(_state_tokens(dataset, engine, state), streams, waits),
     )
 
 
@@ -166,25 +162,18 @@ def _streams_in(stats: Mapping[str, Any]) -> Mapping[str, Any]:
     return streams
 
 
-def _delivered(
-    dataset: PackedStreamingDataset, engine: PlanEngine, state: State | None, affordable: float
-) -> tuple[float | None, Mapping[str, Any], str]:
+def _state_tokens(
+    dataset: PackedStreamingDataset, engine: PlanEngine, state: State | None
+) -> float | None:
     if state is None:
-        return None, {}, "not known: give a state or statistics"
-    before = 0
-    if engine.run.chapters:
-        describe_run(dataset, state)  # refuses a state of another run
-        sizes = [recipe.row_tokens for recipe in engine.run.recipes]
-        places = zip(engine.run.chapters[: state["epoch"]], sizes, strict=False)
-        tokens = sum((each.num_slots or 0) * size for each, size in places)
-        tokens += state["position"] * sizes[state["epoch"]]
-    else:
-        dataset.with_arguments().load_state_dict(state)  # as above
-        tokens = state["position"] * engine.recipe.row_tokens
-        before = state["epoch"] * engine.recipe.chosen_tokens
-    if not 0 < before + tokens <= affordable:
-        return tokens, {}, "not known: the state is too far in the run; give statistics"
-    return tokens, simulate_until(engine, state)["streams"], "replanned up to the state"
+        return None
+    if not engine.run.chapters:
+        dataset.with_arguments().load_state_dict(state)  # refuses a state of another run
+        return float(state["position"] * engine.recipe.row_tokens)
+    number, position = engine.check_state(state)  # as above
+    sizes = [recipe.row_tokens for recipe in engine.run.recipes]
+    before = zip(engine.run.chapters[:number], sizes, strict=False)
+    return sum((each.num_slots or 0) * size for each, size in before) + position * sizes[number]
 
 
 def stream_lengths(recipe: Recipe) -> dict[str, tuple[Int64Array, int, int]]:

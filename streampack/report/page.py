@@ -34,8 +34,7 @@ def write_report(
         dataset: The dataset, which is not changed. Its world gives ranks and nodes.
         path: The file to write.
         title: The name of the run.
-        state: A state of the run, to show what was delivered by then, if that takes only seconds to
-            plan.
+        state: A state of the run, to show where it stands.
         stats: The result of ``loader.stats()``, to show what was delivered and waited for.
         steps: Batches per rank to plan, at most an epoch or the run. None: about a million pieces
             of documents.
@@ -99,7 +98,7 @@ def _tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
 
 def _section(facts: RunFacts, name: str, lead: str, specs: Specs) -> str:
     part = "" if facts.is_whole else f" Planned: {len(facts.steps[0]):,} steps."
-    delivered = "" if facts.delivered else f" What was delivered is {facts.source}."
+    delivered = "" if facts.delivered else " What was delivered is not known: give statistics."
     lead, inside = escape(lead.format(part=part, delivered=delivered)), []
     last, names = groups_of(facts)[-1], facts.engine.recipe.names
     others = last.name, [names[at] for at in last.members if len(names) > MOST_STREAMS]

@@ -27,7 +27,7 @@ from streampack.report.chapters import describe_run
 from streampack.report.nodes import NodeReads
 from streampack.runtime.resumable import engine_of
 from streampack.runtime.stats import DeliveryStats
-from streampack.types import Int64Array, State
+from streampack.types import Int64Array
 
 Watcher: TypeAlias = Callable[[PlanPart], None]
 """What follows a simulation. It is called with the batches of all devices in turn."""
@@ -107,16 +107,6 @@ def simulate_with(
                 if not run.plan((epoch + 1, 0), most):
                     check_not_empty(engine.recipe, epoch)
         return run.numbers() | {"straggler": waits.numbers(), "nodes": nodes.numbers()}
-
-
-def simulate_until(engine: PlanEngine, state: State) -> dict[str, Any]:
-    """Simulate from the beginning up to a state of the run."""
-    number, position = state["epoch"], state["position"]
-    epochs = [] if engine.run.chapters else [(epoch + 1, 0) for epoch in range(number)]
-    with closing(_Run(engine, (), 0)) as run:
-        for stop in [*epochs, (number, position)]:
-            run.plan(stop)
-        return run.numbers()
 
 
 def _counted(progress: Callable[[int], None]) -> Watcher:

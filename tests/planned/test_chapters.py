@@ -261,11 +261,11 @@ def test_a_run_is_described_before_it_runs(make, method):
     assert chapters[1]["streams"]["math"]["begin"] == 0
     assert chapters[1]["streams"]["math"]["end"] == pytest.approx(2 / 3)
     assert "+math" in chapters[1]["changes"]
-    assert [chapter["planned_steps"] for chapter in chapters] == [6, 5, 5, 4]
+    assert [chapter["steps"] for chapter in chapters] == [6, 5, 5, 4]
     first = report.simulate(make(method=method), steps=EDGES[0])["streams"]
     key = {"random": "share_samples", "stratified": "share_tokens"}[method]
     for name, stream in chapters[0]["streams"].items():
-        assert stream["delivered"] == first[name][key] == pytest.approx(stream["begin"], abs=0.1)
+        assert first[name][key] == pytest.approx(stream["begin"], abs=0.1)
     counts = dict.fromkeys(("web", "code", "math"), 0)
     loader = PackedDataLoader(make(method=method))
     for _ in loader:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streampack import AttentionCost, Balance, Chapter, PackedDataLoader
+from streampack import AttentionCost, Balance, PackedDataLoader
 from streampack.report import simulate
-from streampack.report.simulate import simulate_until
 from streampack.runtime.resumable import engine_of
 from streampack.streams.token_stream import TokenStream
 from tests.helpers import conformance
@@ -197,28 +196,3 @@ def test_the_straggler_factor_is_that_of_the_batches_of_all_ranks(written, withi
     assert found["note"] is None
     if within == "batch":
         assert found["dealt"] <= found["planned"]
-
-
-@pytest.mark.parametrize("num_ranks", [1, 4])
-def test_a_state_of_another_world_is_simulated_to_its_own_place(written, num_ranks):
-    options = {"mixing": {"global_batch_size": 8}}
-    loader = PackedDataLoader(conformance.make(written, world=worlds(2)[0], **options))
-    for _ in zip(range(3), loader, strict=False):
-        pass
-    later = conformance.make(written, world=worlds(num_ranks)[0], **options)
-    found = simulate_until(engine_of(later), loader.state_dict())
-    assert found["packs"] == loader.state_dict()["position"]
-
-
-@pytest.mark.parametrize("num_taken", [5, 6, 9])
-def test_a_state_after_skipped_steps_is_simulated_up_to_what_was_delivered(written, num_taken):
-    def make():
-        chapter = Chapter(weights={"s0": 1, "s1": 1}, steps=10)
-        mixing = {"global_batch_size": 4}
-        return conformance.make(written, mixing=mixing, chapters=[chapter], skip=[(3, 5)])
-
-    loader = PackedDataLoader(make(), prefetch_threads=0)
-    for _ in zip(range(num_taken), loader, strict=False):
-        pass
-    found = simulate_until(engine_of(make()), loader.state_dict())
-    assert found["packs"] == loader.stats()["packs"] == 2 * num_taken
