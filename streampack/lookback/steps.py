@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import index
 from typing import SupportsIndex, TypeAlias
 
+from streampack._checks import read_integer
 from streampack.errors import ConfigError
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
@@ -13,6 +13,7 @@ from streampack.runtime.resumable import engine_of
 
 OnStep: TypeAlias = Callable[[int], None]
 """Called with the step of the run that was reached."""
+COUNTED_FROM = "they count from 0"
 
 
 def planned_engine(dataset: PackedStreamingDataset) -> PlanEngine:
@@ -25,23 +26,13 @@ def planned_engine(dataset: PackedStreamingDataset) -> PlanEngine:
     return engine_of(dataset)
 
 
-def whole_number(name: str, value: SupportsIndex) -> int:
-    """Return a step or a sample as an int; it may come from an array or a tensor."""
-    try:
-        number = index(value)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise ConfigError(f"{name}={value!r:.40} must be a whole number, at least 0", option=name)
-    return number
-
-
 def place_of(engine: PlanEngine, step: SupportsIndex) -> tuple[int, int]:
     """Return the epoch or chapter of a step of the run, and the position at which it begins.
 
     Without carry, epochs before it are counted, which takes about 1 us a sample.
     """
-    step, run, number = whole_number("step", step), engine.run, 0
+    step = read_integer("step", step, COUNTED_FROM, least=0)
+    run, number = engine.run, 0
     if run.num_steps is not None and step >= run.num_steps:
         raise ConfigError(f"step={step}: the run has {run.num_steps} steps; they count from 0")
     if not run.chapters and engine.recipe.is_endless:

@@ -11,17 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from streampack._checks import read_integer
 from streampack.errors import ConfigError, suggest
 from streampack.lookback.at import global_batches
 from streampack.lookback.rows import Row, planned_rows, rows_of, worlds_between
-from streampack.lookback.steps import OnStep, last_step, place_of, planned_engine, whole_number
-from streampack.plan.reader import (
-    Place,
-    PlanReader,
-    SlotPack,
-    lanes_of,
-    num_parts,
-)
+from streampack.lookback.steps import COUNTED_FROM, OnStep, last_step, place_of, planned_engine
+from streampack.plan.reader import Place, PlanReader, SlotPack, lanes_of, num_parts
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import check_tokenized
@@ -71,7 +66,7 @@ def where(
         )
     number = names.index(stream)
     held = engine.recipe.streams[number].num_samples
-    sample = whole_number("sample", sample)
+    sample = read_integer("sample", sample, COUNTED_FROM, least=0)
     if sample >= held:
         raise ConfigError(
             f"sample={sample}: stream {stream!r} has {held} samples; they count from 0"
