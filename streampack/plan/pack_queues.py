@@ -58,9 +58,8 @@ class PackQueues:
             self._loaded[key], self._parked_dropped[key] = saved, saved["dropped"]
         self._queues: dict[tuple[int, int], PackQueue] = {}
         self._planned = np.zeros_like(delivered)  # known packs of each queue
-        self._crossings = np.full_like(
-            delivered, ENDLESS
-        )  # packs at which the next snapshot applies
+        # Packs at which the next snapshot applies.
+        self._crossings = np.full_like(delivered, ENDLESS)
         self._changed: set[tuple[int, int]] = set()
         self._saved: dict[tuple[int, int], list[State]] = {}
         view = run.view(number)
@@ -190,16 +189,14 @@ class PackQueues:
                 for snapshot in self._queues[lane, queue].snapshot(int(self.delivered[lane, queue]))
             ]
         self._changed.clear()
-        parked = (
-            []
-            if self._recipe.chapter is None
-            else [
-                self._labelled(lane, queue, snapshot)
-                for (lane, queue), snapshot in self._loaded.items()
-                if not is_used(self._recipe, lane, queue)
-            ]
-        )
-        return [snapshot for key in self._queues for snapshot in self._saved[key]] + parked
+        saved = [snapshot for key in self._queues for snapshot in self._saved[key]]
+        if self._recipe.chapter is None:
+            return saved
+        return saved + [
+            self._labelled(lane, queue, snapshot)
+            for (lane, queue), snapshot in self._loaded.items()
+            if not is_used(self._recipe, lane, queue)
+        ]
 
     def _labelled(self, lane: int, queue: int, snapshot: State) -> State:
         labelled = {"lane": lane, "queue": queue, **snapshot}

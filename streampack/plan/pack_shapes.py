@@ -65,12 +65,8 @@ class PackShapes:
 
         `is_all` says whether the queue ends with them.
         """
-        slots = num_packs * int(self.slots_per_pack[queue])
-        return (
-            self.whole(slots, self.slots_together)
-            if is_all
-            else slots // self.slots_together * self.slots_together
-        )
+        slots, size = num_packs * int(self.slots_per_pack[queue]), self.slots_together
+        return self.whole(slots, size) if is_all else slots // size * size
 
     def whole(self, slots: int, size: int) -> int:
         """Return the last slots that are delivered, where they are delivered `size` at a time."""

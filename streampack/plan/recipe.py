@@ -329,11 +329,9 @@ class Recipe:
     def samples_in(self, number: int, lane: int) -> int:
         """Return the samples that a lane takes of one pass over a stream, rounded up."""
         extents, shares = self.assignment(number)
-        return (
-            -(-extents[0].num_samples // self.num_lanes)
-            if shares is None
-            else extents[lane].num_samples
-        )
+        if shares is None:
+            return -(-extents[0].num_samples // self.num_lanes)
+        return extents[lane].num_samples
 
     def uses(self, number: int) -> bool:
         """Whether a stream has a share in the chapter at any time; without chapters, none has."""

@@ -17,7 +17,7 @@ a queue. When a block changed, O(shards of the lane).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,19 +26,15 @@ from streampack.plan.recipe import Recipe
 from streampack.types import SAMPLE, STREAM, Int64Array
 
 
-def _no_rows() -> Int64Array:
-    return np.zeros((0, 2), np.int64)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardDelta:
     """Changes in the needed shards since the last call."""
 
-    ahead: Int64Array = field(default_factory=_no_rows)
+    ahead: Int64Array
     """Rows (stream, shard) that are or will be needed, in order of need, shape (n, 2)."""
-    num_first: int = 0
+    num_first: int
     """How many of them are held or in the first block of a queue; others are of later blocks."""
-    finished: Int64Array = field(default_factory=_no_rows)
+    finished: Int64Array
     """Rows (stream, shard) that are no longer needed, shape (m, 2)."""
 
 

@@ -82,7 +82,14 @@ def simulate(
     engine = engine_of(dataset)
     if engine.run.chapters and steps is None:
         return describe_run(dataset)
-    return simulate_with(engine, steps, [_counted(progress)]) | {
+    num_batches = 0
+
+    def count(part: PlanPart) -> None:
+        nonlocal num_batches
+        num_batches += part.plan.num_batches
+        progress(num_batches)
+
+    return simulate_with(engine, steps, [count]) | {
         "batch_size": dataset.batch_size,
         "digest": dataset.digest,
     }
@@ -107,17 +114,6 @@ def simulate_with(
                 if not run.plan((epoch + 1, 0), most):
                     check_not_empty(engine.recipe, epoch)
         return run.numbers() | {"straggler": waits.numbers(), "nodes": nodes.numbers()}
-
-
-def _counted(progress: Callable[[int], None]) -> Watcher:
-    num_batches = 0
-
-    def add(part: PlanPart) -> None:
-        nonlocal num_batches
-        num_batches += part.plan.num_batches
-        progress(num_batches)
-
-    return add
 
 
 class _Waits:

@@ -85,6 +85,10 @@ def rows(*shards: int) -> np.ndarray:
     return np.array([(0, shard) for shard in shards], np.int64).reshape(-1, 2)
 
 
+def planned(ahead: np.ndarray) -> ShardDelta:
+    return ShardDelta(ahead=ahead, num_first=0, finished=rows())
+
+
 def until(condition, timeout_s: float = 30) -> None:
     """Wait until another thread makes the condition true."""
     tick = threading.Event()
@@ -103,9 +107,9 @@ def test_shards_are_brought_in_the_order_of_need_each_once(stream):
     until(lambda: not fetch_threads())  # those of earlier tests
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
     assert not fetch_threads(), "threads start with the first plan"
-    fetcher.update_plan(ShardDelta(ahead=rows(3, 1, 5)))
+    fetcher.update_plan(planned(rows(3, 1, 5)))
     fetcher.wait_for([(0, 3), (0, 1), (0, 5)])
-    fetcher.update_plan(ShardDelta(ahead=rows(1, 5, 2)))
+    fetcher.update_plan(planned(rows(1, 5, 2)))
     fetcher.wait_for([(0, 2)])
     assert stream.asked == [3, 1, 5, 2]
     assert all(stream.is_here(shard) for shard in (1, 2, 3, 5))
@@ -122,7 +126,7 @@ def test_what_a_reader_waits_for_goes_before_all_others(stream):
     begin_s = time.monotonic()
     stream.gate.clear()
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
-    fetcher.update_plan(ShardDelta(ahead=rows(0, 1, 2, 3)))
+    fetcher.update_plan(planned(rows(0, 1, 2, 3)))
     until(lambda: stream.asked == [0])
     reader = threading.Thread(target=fetcher.wait_for, args=([(0, 3)],))
     reader.start()
@@ -137,7 +141,7 @@ def test_what_a_reader_waits_for_goes_before_all_others(stream):
 
 def test_what_a_reader_waits_for_stays_first_while_another_process_brings_it(gates):
     fetcher = ShardPrefetcher([gates], FetchLimits(num_threads=2))
-    fetcher.update_plan(ShardDelta(ahead=rows(*range(8))))
+    fetcher.update_plan(planned(rows(*range(8))))
     until(lambda: sorted(gates.asked) == [0, 1])
     reader = threading.Thread(target=fetcher.wait_for, args=([(0, 0)],))
     reader.start()
@@ -164,26 +168,26 @@ def test_what_a_reader_waits_for_is_not_forgotten_when_the_plan_goes_on(gates):
         reader.start()
     until(lambda: sorted(gates.asked) == [1, 5, 6])
     for reader, last in zip(readers, (5, 6), strict=True):
-        fetcher.update_plan(ShardDelta(ahead=rows(7)))
+        fetcher.update_plan(planned(rows(7)))
         gates.gates[last].set()
         reader.join(30)
         assert not reader.is_alive()
     gates.gates[7].set()
     until(lambda: (0, 7) in fetcher._here)
-    fetcher.update_plan(ShardDelta(ahead=rows(7)))
+    fetcher.update_plan(planned(rows(7)))
     assert fetcher._here == {(0, 7)}
     fetcher.close()
 
 
 def test_what_another_process_brings_is_let_go_once_the_plan_needs_it_no_more(gates):
     fetcher = ShardPrefetcher([gates], FetchLimits(num_threads=1))
-    fetcher.update_plan(ShardDelta(ahead=rows(0)))
+    fetcher.update_plan(planned(rows(0)))
     until(lambda: gates.asked == [0])
-    fetcher.update_plan(ShardDelta(ahead=rows(1, 2)))
+    fetcher.update_plan(planned(rows(1, 2)))
     for gate in gates.gates.values():
         gate.set()
     fetcher.wait_for([(0, 1), (0, 2)])
-    fetcher.update_plan(ShardDelta(ahead=rows(3)))
+    fetcher.update_plan(planned(rows(3)))
     fetcher.wait_for([(0, 3)])
     fetcher.close()
     assert gates.asked == [0, 1, 2, 3]
@@ -192,7 +196,7 @@ def test_what_another_process_brings_is_let_go_once_the_plan_needs_it_no_more(ga
 def test_it_fetches_no_further_ahead_than_the_limit(stream):
     size = int(stream.raw_bytes[0])
     fetcher = ShardPrefetcher([stream], FetchLimits(cache_bytes=3 * size + size // 2))
-    fetcher.update_plan(ShardDelta(ahead=rows(*range(7))))
+    fetcher.update_plan(planned(rows(*range(7))))
     fetcher.wait_for([(0, 0), (0, 1), (0, 2)])
     until(lambda: not fetcher._busy and not fetcher._ahead)
     assert sorted(stream.asked) == [0, 1, 2]
@@ -209,7 +213,7 @@ def test_processes_beside_each_other_begin_with_other_shards(stream):
         stream.asked.clear()
         limits = FetchLimits(num_threads=1, turn=turn, num_turns=2)
         fetcher = ShardPrefetcher([stream], limits)
-        fetcher.update_plan(ShardDelta(ahead=rows(*range(8))))
+        fetcher.update_plan(planned(rows(*range(8))))
         until(lambda own=fetcher: len(own._here) == 8)
         fetcher.close()
         firsts.append(list(stream.asked))
@@ -221,9 +225,9 @@ def test_processes_beside_each_other_begin_with_other_shards(stream):
 
 def test_plans_and_finished_shards_are_noted_in_order(stream):
     fetcher = ShardPrefetcher([stream])
-    fetcher.update_plan(ShardDelta(ahead=rows(0, 1)))
+    fetcher.update_plan(planned(rows(0, 1)))
     fetcher.finish(rows(0))
-    fetcher.update_plan(ShardDelta(ahead=rows(1, 0), finished=rows()))
+    fetcher.update_plan(planned(rows(1, 0)))
     until(lambda: len(stream.notes) == 3)
     assert stream.notes == [("planned", [0, 1]), ("finished", [0]), ("planned", [1, 0])]
     fetcher.close()
@@ -233,7 +237,7 @@ def test_plans_and_finished_shards_are_noted_in_order(stream):
 def test_a_failure_is_raised_by_whoever_asks_next_and_ends_the_threads(stream, remote, num_threads):
     (remote / stream.shards.index.shards[5].packed.basename).unlink()
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=num_threads))
-    fetcher.update_plan(ShardDelta(ahead=rows(5, 6)))
+    fetcher.update_plan(planned(rows(5, 6)))
     with pytest.raises(DataError, match=r"shard\.00005"):
         fetcher.wait_for([(0, 5)])
     with pytest.raises(DataError, match=r"shard\.00005"):
@@ -245,7 +249,7 @@ def test_a_failure_is_raised_by_whoever_asks_next_and_ends_the_threads(stream, r
 def test_leaving_does_not_wait_for_a_store_that_hangs(stream):
     stream.gate.clear()
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
-    fetcher.update_plan(ShardDelta(ahead=rows(0)))
+    fetcher.update_plan(planned(rows(0)))
     until(lambda: stream.asked == [0])
     fetcher.close()  # does not wait forever; the thread ends with its fetch
     stream.gate.set()
@@ -279,9 +283,9 @@ def test_a_batch_waits_for_the_shards_of_its_samples_in_every_stream_and_no_othe
 
 def test_a_cache_that_was_emptied_in_between_is_filled_again(stream):
     fetcher = ShardPrefetcher([stream])
-    fetcher.update_plan(ShardDelta(ahead=rows(0)))
+    fetcher.update_plan(planned(rows(0)))
     fetcher.wait_for([(0, 0)])
-    fetcher.update_plan(ShardDelta(ahead=rows(1)))
+    fetcher.update_plan(planned(rows(1)))
     fetcher.wait_for([(0, 1)])
     shutil.rmtree(stream.cache.folder)
     fetcher.wait_for([(0, 0)])
@@ -293,7 +297,7 @@ def test_a_shard_that_another_process_brings_is_left_to_it_while_there_are_other
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
     name = stream.cache._name_of(stream.shards.index.shards[0])
     with FileLocks(stream.cache.folder, LocalFilesystem()).hold(name, 60):
-        fetcher.update_plan(ShardDelta(ahead=rows(0, 1, 2)))
+        fetcher.update_plan(planned(rows(0, 1, 2)))
         fetcher.wait_for([(0, 1), (0, 2)])
         assert not stream.is_here(0)
     until(lambda: stream.is_here(0))
@@ -303,7 +307,7 @@ def test_a_shard_that_another_process_brings_is_left_to_it_while_there_are_other
 def test_a_shard_that_two_threads_ask_for_counts_once(stream):
     stream.gate.clear()
     ahead = ShardPrefetcher([stream], FetchLimits(num_threads=1))
-    ahead.update_plan(ShardDelta(ahead=rows(0, 1, 2, 3)))
+    ahead.update_plan(planned(rows(0, 1, 2, 3)))
     until(lambda: stream.asked)
     # Meanwhile the planner asks for the lengths of all shards that the fetcher has begun to fetch.
     fetched: list[int] = []
