@@ -8,9 +8,7 @@ one, each shard is opened for its offsets, and fetched first if it is remote.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +16,7 @@ import numpy as np
 from streampack.balance import Balance
 from streampack.plan.deal import dealt_costs, step_time
 from streampack.plan.device_plan import sharing_of
-from streampack.plan.reader import END, MOST, Place, PlanPart, PlanReader
+from streampack.plan.reader import END, MOST, PlanPart, PlanReader
 from streampack.plan.state import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
@@ -98,22 +96,58 @@ def simulate(
 def simulate_with(
     engine: PlanEngine, steps: int | None, watchers: Sequence[Watcher] = ()
 ) -> dict[str, Any]:
-    """Simulate, and call `watchers` with each plan; all but `batch_size` and `digest`."""
+    """Simulate, and call `watchers` with each part; all but `batch_size` and `digest`."""
     check_tokenized(engine.spec.streams, "simulate")
-    nodes, waits = NodeReads(engine), _Waits(engine)
-    num_devices, has_chapters = engine.world.num_devices, bool(engine.run.chapters)
-    first = 0 if has_chapters else engine.next_epoch
-    with closing(_Run(engine, [nodes.add, waits.add, *watchers], first)) as run:
-        if has_chapters:
-            run.plan(END, (steps or 1) * num_devices)
-        else:
-            check_whole_batches(engine.recipe)
-            while run.num_epochs == 0 or (steps is not None and run.num_steps < steps):
-                epoch = first + run.num_epochs
-                most = None if steps is None else (steps - run.num_steps) * num_devices
-                if not run.plan((epoch + 1, 0), most):
-                    check_not_empty(engine.recipe, epoch)
-        return run.numbers() | {"straggler": waits.numbers(), "nodes": nodes.numbers()}
+    run, recipe, num_devices = engine.run, engine.recipe, engine.world.num_devices
+    nodes, waits, delivery = NodeReads(engine), _Waits(engine), DeliveryStats(recipe)
+    first = 0 if run.chapters else engine.next_epoch
+    num_epochs = num_steps = global_batches = 0
+    if not run.chapters:
+        check_whole_batches(recipe)
+    with PlanReader(run.whole(), Progress(epoch=first), skips=engine.state.skips) as reader:
+        while num_epochs == 0 or (steps is not None and num_steps < steps and not run.chapters):
+            reader.stop = END if run.chapters else (first + num_epochs + 1, 0)
+            most = None if steps is None else (steps - num_steps) * num_devices
+            num_batches = position = 0
+            for part in _parts(reader, most):
+                delivery.use(part.recipe)
+                delivery.add(part.plan.packs, part.plan.slots_per_pack, part.shares)
+                for watch in (nodes.add, waits.add, *watchers):
+                    watch(part)
+                num_batches, position = num_batches + part.plan.num_batches, part.plan.position
+            if not (num_batches or run.chapters):
+                check_not_empty(recipe, first + num_epochs)
+            num_epochs += 1
+            num_steps += -(-num_batches // num_devices)
+            global_batches += -(-position // recipe.global_batch_size)
+        totals = reader.totals
+    stats = delivery.stats(totals.dropped.tolist())
+    for row, stream in zip(stats["streams"].values(), recipe.streams, strict=True):
+        row["repeats"] = row["samples"] / stream.num_samples
+    stats |= {"substituted": totals.substituted, "steps": num_steps, "ranks": num_devices}
+    stats |= {"straggler": waits.numbers(), "nodes": nodes.numbers()}
+    if run.chapters:
+        return stats | {"skipped": totals.skipped}
+    slots = num_steps * engine.spec.view().stride
+    return stats | {
+        "omitted_packs": totals.omitted,
+        "epochs": num_epochs,
+        "global_batches": global_batches,
+        "global_batch_size": recipe.global_batch_size,
+        "padding_packs": slots - delivery.num_slots,
+        "padding_tokens": slots * recipe.packing.row_tokens - stats["tokens"],
+    }
+
+
+def _parts(reader: PlanReader, most: int | None) -> Iterator[PlanPart]:
+    """Yield the parts up to the reader's stop, of at most so many batches in all."""
+    left = most
+    while left is None or left > 0:
+        part = reader.next(MOST if left is None else min(MOST, left))
+        if part is None:
+            return
+        yield part
+        left = None if left is None else left - part.plan.num_batches
 
 
 class _Waits:
@@ -173,59 +207,3 @@ class _Waits:
         if num_items == 1:
             note = "each group of ranks has one batch in a global batch: nothing can be gained"
         return {"planned": planned, "dealt": dealt, "is_dealt": self._is_dealt, "note": note}
-
-
-class _Run:
-    """Counts what is read of a plan, from an epoch on, or from the beginning of its chapters."""
-
-    def __init__(self, engine: PlanEngine, watchers: Sequence[Watcher], first: int) -> None:
-        self._engine, self._watchers = engine, watchers
-        start = Progress(epoch=first)
-        self._reader = PlanReader(engine.run.whole(), start, skips=engine.state.skips)
-        self.close = self._reader.close
-        self._num_devices = engine.world.num_devices
-        self._delivery = DeliveryStats(engine.recipe)
-        self._global_batches = 0
-        self.num_epochs = 0
-        self.num_steps = 0
-
-    def plan(self, stop: Place, most: int | None = None) -> int:
-        """Plan up to a place, at most `most` batches over all devices; return how many it was."""
-        self._reader.stop = stop
-        num_batches = position = 0
-        last = math.inf if most is None else most
-        while num_batches < last:
-            part = self._reader.next(int(min(MOST, last - num_batches)))
-            if part is None:
-                break
-            self._delivery.use(part.recipe)
-            self._delivery.add(part.plan.packs, part.plan.slots_per_pack, part.shares)
-            for watch in self._watchers:
-                watch(part)
-            num_batches += part.plan.num_batches
-            position = part.plan.position
-        self._global_batches += -(-position // self._engine.recipe.global_batch_size)
-        self.num_steps += -(-num_batches // self._num_devices)
-        self.num_epochs += num_batches > 0
-        return num_batches
-
-    def numbers(self) -> dict[str, Any]:
-        """Return the totals as plain numbers."""
-        recipe = self._engine.recipe
-        totals = self._reader.totals
-        stats = self._delivery.stats(totals.dropped.tolist())
-        stats |= {"substituted": totals.substituted, "steps": self.num_steps}
-        stats["ranks"] = self._num_devices
-        for row, stream in zip(stats["streams"].values(), recipe.streams, strict=True):
-            row["repeats"] = row["samples"] / stream.num_samples
-        if self._engine.run.chapters:
-            return stats | {"skipped": totals.skipped}
-        slots = self.num_steps * self._engine.spec.view().stride
-        return stats | {
-            "omitted_packs": totals.omitted,
-            "epochs": self.num_epochs,
-            "global_batches": self._global_batches,
-            "global_batch_size": recipe.global_batch_size,
-            "padding_packs": slots - self._delivery.num_slots,
-            "padding_tokens": slots * recipe.packing.row_tokens - stats["tokens"],
-        }
