@@ -421,6 +421,17 @@ def test_a_job_of_conversations_records_what_renders_them():
     assert not {"transformers", "jinja2"} & current_versions({**settings, "chat": None}).keys()
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.markdown"])
+def test_a_text_without_a_tokenizer_is_refused_before_anything_is_written(tmp_path, name):
+    (tmp_path / name).write_text("a b")
+    with pytest.raises(ConfigError, match=rf"{name}: is text; set tokenizer="):
+        write_texts([tmp_path / name], tmp_path / "s", WriteOptions())
+    assert not (tmp_path / "s").exists()
+    rows = RowFormat(tokenizer=tokenizer_file(tmp_path))  # the way out
+    written = write_texts([tmp_path / name], tmp_path / "s", WriteOptions(rows=rows))
+    assert written.num_tokens == 2
+
+
 def test_a_folder_without_a_job_is_refused(tmp_path, inputs):
     (tmp_path / "s").mkdir()
     with pytest.raises(ConfigError, match=r"has no job\.json, so append=True has nothing to add"):

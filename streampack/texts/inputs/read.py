@@ -51,7 +51,6 @@ TABLE_READERS = {"parquet": read_parquet, "arrow": read_arrow, "mds": read_mds}
 LINE_READERS = {
     "jsonl": read_jsonl,
     "text": read_text,
-    "markdown": read_text,
     **dict.fromkeys(DELIMITERS, read_csv),
 }
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from streampack.texts.inputs.values import RowSelection
 
-Format = Literal["jsonl", "text", "markdown", "csv", "tsv", "parquet", "arrow", "mds"]
+Format = Literal["jsonl", "text", "csv", "tsv", "parquet", "arrow", "mds"]
 Compression = Literal["gz", "zst"]
 WHOLE = -1  # `stop` of a slice that ends with its file
 
