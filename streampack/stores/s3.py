@@ -162,8 +162,10 @@ class S3Store:
         if version not in (None, now):  # a store that does not know If-Match
             answer["Body"].close()
             raise ChangedError(f"{url}: is no longer {version}, but {now}")
-        num_bytes = answer.get("ContentRange", "").rpartition("/")[2] or answer["ContentLength"]
-        return StoredObject(url, now, int(num_bytes)), _chunks(answer["Body"])
+        total = answer.get("ContentRange", "").rpartition("/")[2] or answer["ContentLength"]
+        found = StoredObject(url, now, int(total))
+        end = found.num_bytes if stop is None else min(stop, found.num_bytes)
+        return found, _chunks(answer["Body"], end - start)
 
     def _options(self) -> dict[str, str]:
         names = [name.strip() for name in os.environ.get(REQUESTER_PAYS, "").split(",")]
@@ -180,13 +182,17 @@ class S3Store:
         return f"{self._scheme}://{self._bucket}/{key}"
 
 
-def _chunks(body: Any) -> Iterator[bytes]:
+def _chunks(body: Any, num_bytes: int) -> Iterator[bytes]:
+    left = num_bytes
     # The library compares checksum and length only if it is read to the end through `read`.
     with closing(body), cut_when_abandoned(body._raw_stream.shutdown):
         try:
             while chunk := body.read(CHUNK_BYTES):
+                left -= len(chunk)
                 yield chunk
         except Exception as error:
             if type(error).__name__ == "FlexibleChecksumError":  # botocore is not imported here
                 raise DamagedError(" ".join(str(error).split())) from error
             raise
+    if left:  # an answer may be short, and consistent in itself
+        raise ConnectionError(f"{num_bytes - left} of {num_bytes} bytes arrived")

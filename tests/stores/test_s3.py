@@ -20,7 +20,7 @@ from streampack.errors import DataError
 from streampack.storage.download import fetch, fetch_if_there
 from streampack.storage.location import StreamLocation
 from streampack.stores.retries import list_objects, request
-from streampack.stores.store import open_store
+from streampack.stores.store import Store, open_store
 from streampack.streams import Stream
 from streampack.write.job_output import open_output
 from tests.helpers.examples import crossed
@@ -134,6 +134,22 @@ def test_a_flip_in_flight_is_noticed_by_a_checksum_of_the_store(bucket, tmp_path
     bucket.add("flip", path="a.mds", times=1)
     assert fetch_if_there(location(tmp_path), "a.mds", to)
     assert to.read_bytes() == content
+
+
+def test_an_answer_with_fewer_bytes_than_were_asked_for_is_asked_for_again(bucket, tmp_path):
+    url, path, to = "s3://bucket/a.mds", tmp_path / "root" / "bucket" / "a.mds", tmp_path / "to"
+    fault = bucket.add("shorter", path="a.mds", times=1)
+    assert request(url, "read", lambda store: store.read(url, 10, 1000)) == CONTENT[10:1000]
+    assert fault.given == 1
+    path.write_bytes(LARGE)
+    fault = bucket.add("shorter", path="a.mds", skip=1, times=1)  # one of its parts
+
+    def download(store: Store) -> None:
+        store.download(url, to, len(LARGE), is_checked=False)
+
+    request(url, "fetched", download)
+    assert fault.given == 1
+    assert to.read_bytes() == LARGE
 
 
 def test_what_cannot_be_compared_is_taken(bucket, tmp_path):
