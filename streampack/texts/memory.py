@@ -61,23 +61,32 @@ def write_memory(rows: Any, wanted: RowSelection, cache: Path) -> tuple[Path, st
     is_dataset = is_from(rows, "datasets", "Dataset")
     is_arrow = is_from(rows, "pyarrow", "Table")
     is_arrow |= is_dataset and rows._format_type != "custom"
-    digest = hashlib.blake2b(repr(wanted).encode(), digest_size=16)
+    digest, num_bytes = hashlib.blake2b(repr(wanted).encode(), digest_size=16), 0
     if is_dataset:
+        num_bytes = int(rows.data.nbytes)
         digest.update(f"{rows._fingerprint} {rows._format_type == 'custom'}".encode())
     elif is_arrow:
         for batch in _record_batches(rows):
             digest.update(batch.serialize())
+            num_bytes += batch.nbytes
         digest.update(rows.schema.serialize())
     else:
         for line in _lines(rows, wanted):
             digest.update(line)
+            num_bytes += len(line)
     name = digest.hexdigest()
     path = cache / FOLDER / name[:2] / f"{name}{'.arrow' if is_arrow else '.jsonl'}"
-    if not path.exists():
-        with file_lock(path, len(rows)):
-            if not path.exists():
+    size = None if is_dataset or is_arrow else num_bytes
+    if not _is_whole(path, size):
+        with file_lock(path, num_bytes):
+            if not _is_whole(path, size):
                 _write(rows, wanted, path)
     return path, name
+
+
+def _is_whole(path: Path, num_bytes: int | None) -> bool:
+    # A crash of the machine may leave a short file. One of Arrow cannot be read then.
+    return path.exists() and num_bytes in (None, path.stat().st_size)
 
 
 def _write(rows: Any, wanted: RowSelection, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -385,6 +386,26 @@ def test_rows_in_memory_are_written_once(kind, tmp_path):
     assert opened(INPUTS[kind](tmp_path), tmp_path / "other").cut.units.files[0].version == (
         table.cut.units.files[0].version
     )
+
+
+@pytest.mark.parametrize("kind", ["list", "pyarrow", "selected"])
+def test_rows_in_memory_are_written_whole_and_leave_nothing_else(kind, tmp_path):
+    cache = tmp_path / "cache"
+    opened(INPUTS[kind](tmp_path), cache)
+    [path] = [each for each in cache.glob("rows/*/*") if each.suffix != ".lock"]
+    data = path.read_bytes()
+    left = path.with_name(f".{path.name}.{'0' * 32}")
+    left.write_bytes(data[:100])  # by a process that was killed
+    os.truncate(path, 100) if kind == "list" else path.unlink()  # after a crash of the machine
+    opened(INPUTS[kind](tmp_path), cache)
+    assert path.read_bytes() == data
+    assert not left.exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "rows").touch()
+    with pytest.raises(DataError, match=r"cannot be written .* (\d+) bytes are needed") as refused:
+        opened(INPUTS[kind](tmp_path), tmp_path / "full")
+    needed = int(re.findall(r"(\d+) bytes are needed", str(refused.value))[0])
+    assert len(data) / 4 < needed <= 2 * len(data)
 
 
 def test_two_hundred_thousand_shards_open_in_a_second_and_100_mib(tmp_path):
