@@ -18,7 +18,7 @@ import text_sets
 from tokenizers import Tokenizer
 
 from peers.task import ROWS, Case, Measured, Task
-from peers.texts import Meter, pass_over, size_of
+from peers.texts import RANKS, STEPS, Meter, pass_over, size_of
 from streampack import (
     Buffers,
     IterableStream,
@@ -36,8 +36,6 @@ from streampack import (
 
 PACKAGES = ("streampack", "tokenizers", "pyarrow")
 STREAM, LENGTH = 1, 5  # columns of a batch's segments
-RANKS = 4
-STEPS = 100  # before a resume
 
 
 def _counted(loader: Iterable[Any]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:

@@ -25,9 +25,10 @@ import text_sets
 
 from peers.task import Measured, Task
 
-__all__ = ["Meter", "pass_over", "size_of"]
+__all__ = ["RANKS", "STEPS", "Meter", "pass_over", "size_of"]
 
-STEPS = 100  # after which the mixture is looked at
+STEPS = 100  # after which the mixture is looked at, and of all ranks together before a resume
+RANKS = 4  # before a resume on half of them
 STATE, PARENT, USER, CHILDREN_SYSTEM = 0, 1, 11, 14  # fields of /proc/*/stat, after the name
 
 

@@ -4,13 +4,18 @@ Its packers that fit drop samples longer than a pack, so samples are split while
 as its documents advise. Packs have one token more than a row, since labels are the next tokens.
 "Mixed by tokens" weighs by an estimate of tokens, the others by the numbers of samples.
 
+A state needs all ranks at once, which are threads here, and meet in a folder.
+
 Cost: two to three seconds to the first batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,7 +26,7 @@ from zephon.io import Dataset
 from zephon.work import MixtureSpec, StaticMixtureWorkSource, TokenEstimation
 
 from peers.task import ROWS, TEXTS, Case, Measured, Task
-from peers.texts import Meter, pass_over, size_of
+from peers.texts import RANKS, STEPS, Meter, pass_over, size_of
 
 PACKAGES = ("zephon", "tokenizers", "transformers", "pyarrow")
 WITH_BINS = ("first_fit", "best_fit")
@@ -81,6 +86,40 @@ def load(task: Task, algorithm: str, *, by_tokens: bool = False) -> Measured:
     return measured
 
 
+def resume(task: Task) -> Measured:
+    """From the state of four ranks to the first batch of rank 0 of two."""
+
+    def of_rank(rank: int, num_ranks: int) -> Pipeline:
+        return pipeline_of(task, "wrap").options(
+            global_rank=rank,
+            world_size=num_ranks,
+            canonical_replicas=RANKS,
+            aggregate_dir=folder,
+            run_id=f"{num_ranks}-ranks",
+        )
+
+    def state_of(rank: int) -> Any:
+        pipeline = of_rank(rank, RANKS)
+        batches = iter(pipeline)
+        for _ in islice(batches, STEPS // RANKS):
+            pass
+        state = pipeline.checkpoint()  # waits for all ranks
+        batches.close()
+        return state
+
+    with TemporaryDirectory() as folder:
+        with ThreadPoolExecutor(RANKS) as ranks:
+            state, *_ = ranks.map(state_of, range(RANKS))
+        meter = Meter()
+        pipeline = of_rank(0, RANKS // 2)
+        pipeline.restore(state)
+        batches = iter(pipeline)
+        _, tokens = next(_counted(batches))
+        spent = meter.stop()
+        batches.close()
+    return Measured(tokens=int(tokens.sum()), **spent, more={"state_bytes": size_of(state)})
+
+
 CASES = {
     name: Case(kind="texts", work=partial(load, algorithm=name), workloads=ROWS)
     for name in ("wrap", "best_fit_wrap", *WITH_BINS)
@@ -88,3 +127,4 @@ CASES = {
 CASES["wrap, mixed by tokens"] = Case(
     kind="texts", work=partial(load, algorithm="wrap", by_tokens=True), workloads=TEXTS
 )
+CASES["wrap, half the ranks"] = Case(kind="resume", work=resume, workloads=ROWS)
