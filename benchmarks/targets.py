@@ -76,7 +76,7 @@ def _over_zephon(workload: str) -> Callable[[Results], float | None]:
 
     def read(results: Results) -> float | None:
         ours = results.one("texts/streampack/planned", workload=workload)
-        lines = results.group("texts/zephon/", workload=workload)
+        lines = results.group("texts/zephon/", workload=workload, kind="texts")
         rates = [max(line["median"], line["tokens_per_cpu_s_after"]) for line in lines]
         return ours["median"] / max(rates) if ours and rates else None
 
