@@ -4,7 +4,7 @@ Its packers that fit drop samples longer than a pack, so samples are split while
 as its documents advise. Packs have one token more than a row, since labels are the next tokens.
 "Mixed by tokens" weighs by an estimate of tokens, the others by the numbers of samples.
 
-A state needs all ranks at once, which are threads here, and meet in a folder.
+A state needs all ranks together, which are threads here, and meet in a folder.
 
 Cost: two to three seconds to the first batch.
 """
