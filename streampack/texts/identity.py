@@ -87,7 +87,7 @@ def fingerprint(of: Mapping[str, object]) -> str:
 
 
 def probe(table: TextTable, form: ShardFormat) -> tuple[str, float]:
-    """Tokenize the first 256 rows of a table, 1 MiB of text at most, and keep them for their shards.
+    """Tokenize the first 256 rows, 1 MiB of text at most, and keep them for their token shards.
 
     Returns:
         A digest of the ids, and of what comes with them, such as loss masks; and the tokens divided
