@@ -167,7 +167,7 @@ class RowEncoder:
         if tokenizer_digest(rows) != digest:
             raise ConfigError(
                 f"tokenizer={str(rows.tokenizer)!r} has changed since the job began, or differs "
-                "on this machine; restore it, or write into another folder"
+                "on this machine; restore it, or start again (streampack write: in another folder)"
             )
         self._schema = schema
         self._dtype = np.dtype(schema.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -569,6 +570,21 @@ def test_a_shard_of_mds_with_other_bytes_is_refused(tmp_path):
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"its xxh64 is .* but index.json says"):
         rows_of(table, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["mds", "litdata", "litdata zstd"])
+def test_shards_without_hashes_that_are_written_again_with_as_many_bytes_are_refused(
+    kind, tmp_path
+):
+    folder = INPUTS[kind](tmp_path)
+    table = opened(folder, tmp_path)
+    assert rows_of(table, tmp_path)
+    time.sleep(0.02)  # clocks of file systems are coarse
+    shutil.rmtree(folder)
+    INPUTS[kind](tmp_path)
+    with pytest.raises(DataError, match=r"its index.json has changed since it was listed"):
+        rows_of(table, tmp_path)
+    assert rows_of(opened(folder, tmp_path), tmp_path)
 
 
 def test_a_shard_of_mds_that_unpacks_to_more_than_is_stated_is_not_unpacked_further(tmp_path):

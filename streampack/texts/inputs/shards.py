@@ -42,6 +42,7 @@ from streampack.texts.inputs.values import BadValueError, RowSelection
 ENDINGS = (".mds", ".bin", *(f".{kind}.{family}" for kind in ("mds", "bin") for family in CODECS))
 PACKED = re.compile(rf"\.mds\.({'|'.join(CODECS)})$|\.({'|'.join(CODECS)})(?::\d+)?\.bin$")
 ARROW_ROWS = b"LDARW01\0"  # ends a chunk of litData that has its rows as Arrow IPC
+FILE_VERSION = re.compile(r"size:\d+,mtime_ns:\d+")  # of an index.json of this machine
 RAW = "raw:"  # before a hash of the unpacked shard
 RAW_BYTES = ",raw_bytes:"
 
@@ -116,7 +117,7 @@ def is_compressed_shard(slice_: InputSlice) -> bool:
 def unpacked(slice_: InputSlice, path: Path) -> InputSlice:
     """Return the slice of a shard whose verified and unpacked bytes are in a file."""
     size = path.stat().st_size
-    columns = slice_.version.rpartition(RAW_BYTES)[0]
+    columns = FILE_VERSION.sub("", slice_.version.rpartition(RAW_BYTES)[0])
     version = f"{columns if columns.startswith('[') else ''}{RAW_BYTES}{size}"
     return replace(slice_, uri=str(path), version=version, num_bytes=size)
 
@@ -128,6 +129,7 @@ def shard_contents(slice_: InputSlice) -> bytes:
         DataError: If it cannot be read, or is not the one that index.json lists.
     """
     data, found = _read(slice_.uri, slice_.num_bytes), PACKED.search(slice_.uri)
+    _raise_if_rewritten(slice_)
     # Of a compressed chunk, litData states the bytes unpacked.
     if len(data) != slice_.num_bytes and (found is None or found[1]):
         raise DamagedInputError(
@@ -148,6 +150,22 @@ def shard_contents(slice_: InputSlice) -> bytes:
             raise DamagedInputError(str(error), uri=slice_.uri) from error
     _verify(data, slice_, is_raw=True)
     return data
+
+
+def _raise_if_rewritten(slice_: InputSlice) -> None:
+    """Refuse a local shard without a hash whose index.json is another one than was listed."""
+    if is_url(slice_.uri) or not (stated := FILE_VERSION.search(slice_.version)):
+        return
+    # A merged index is above the folders of its shards.
+    places = (folder / INDEX_FILE for folder in Path(slice_.uri).parents)
+    found = filter(Path.exists, places)
+    if stated[0] not in (file_version(path.stat()) for path in found):
+        raise DataError(
+            f"{slice_.uri}: its {INDEX_FILE} has changed since it was listed, and without hashes "
+            "other shards cannot be told from those; run the same command again when no process "
+            "writes to them",
+            uri=slice_.uri,
+        )
 
 
 def _verify(data: bytes, slice_: InputSlice, *, is_raw: bool) -> None:
