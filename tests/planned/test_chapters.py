@@ -306,8 +306,7 @@ def test_a_run_is_simulated_as_it_is_delivered(make):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["annealing", "length-curriculum"])
-def test_the_configs_of_chapters_load_and_are_planned(folders, tmp_path, monkeypatch, name):
-    monkeypatch.setattr("streampack.report.chapters.PLANNED_SEGMENTS", 25_000)  # many small passes
+def test_the_configs_of_chapters_load_and_are_planned(folders, tmp_path, name):
     written = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     own = iter(folders.values())
     for stream in written["streams"]:
