@@ -63,6 +63,7 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         self.check_leaks = check_leaks
         self._sums: list[float] | None = None  # losses and targets, while packs are evaluated
         self._is_finished = False  # the run of the checkpoint to resume from
+        self._leaves_padding = False  # out of the tokens that Trainer counts
         if is_packed(self.train_dataset):
             warn_of_unused(self.args)
         self._epochs = TrueEpochs()
@@ -122,17 +123,29 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         self._is_finished = folder is not None and steps_done(folder) >= max_steps
         if folder is not None:
             load_state(folder, self._epochs.batches.loader)
+        counts = self.args.include_num_input_tokens_seen
+        self._leaves_padding = counts == "non_padding"
+        counts = "all" if self._leaves_padding else counts
+        own = {"max_steps": max_steps, "include_num_input_tokens_seen": counts}
         try:
-            with changed(self.args, ignore_data_skip=True, max_steps=max_steps):
+            with changed(self.args, ignore_data_skip=True, **own):
                 return super().train(folder, *args, **kw)
         finally:
             self._epochs.batches = None
-            self._is_finished = False
+            self._is_finished = self._leaves_padding = False
 
     def set_initial_training_values(self, *args: Any, **kw: Any) -> Any:
         """Return Trainer's values; no epoch where the run is finished."""
         num_epochs, *rest = super().set_initial_training_values(*args, **kw)
         return 0 if self._is_finished else num_epochs, *rest
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kw: Any) -> Any:
+        """Make Trainer's step; without the padding where tokens other than it are counted."""
+        if self._leaves_padding:
+            ids = self._recent.find(inputs).stream_ids
+            padding = torch.tensor(int((ids < 0).sum()), device=self.args.device)
+            self.state.num_input_tokens_seen -= int(self.accelerator.gather(padding).sum())
+        return super().training_step(model, inputs, *args, **kw)
 
     def get_train_dataloader(self) -> Any:
         """Return the loader of the run unchanged: accelerate would shard it a second time."""

@@ -146,3 +146,15 @@ def test_trainer_itself_refuses_a_packed_dataset_and_names_ours(tmp_path, batch_
     trainer = make_trainer(tmp_path / "out", cls=Trainer, train_dataset=dataset, max_steps=1)
     with pytest.raises(ConfigError, match=r"use streampack.hf.PackedTrainer in its place"):
         trainer.train()
+
+
+@pytest.mark.parametrize("counts", ["all", "non_padding"])
+def test_tokens_are_counted_with_and_without_padding(tmp_path, counts):
+    trainer = trainer_of(tmp_path, include_num_input_tokens_seen=counts)
+    trainer.train()
+    seen = trainer.state.num_input_tokens_seen
+    if counts == "all":
+        assert seen == trainer.state.global_step * 2 * MAX_SEQ_LEN
+    else:
+        assert seen == sum(len(each["tokens"]) for each in SAMPLES)
+    assert trainer.args.include_num_input_tokens_seen == counts
