@@ -91,6 +91,7 @@ def test_a_worker_that_dies_is_replaced_once(pool, tmp_path):
     assert pool.run(partial(kill_once, tmp_path / "flag")) == "done"
     with pytest.raises(WorkerError, match=r"exit code -9 .*what is finished is kept"):
         pool.run(kill)
+    assert pool._room.qsize() == 2  # as many tasks as before may run
     assert pool.run(os.getpid)
 
 
