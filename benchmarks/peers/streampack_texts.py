@@ -33,6 +33,7 @@ from streampack import (
     TokenFiles,
     World,
 )
+from streampack.texts.pool import tokenizer_pool
 
 PACKAGES = ("streampack", "tokenizers", "pyarrow")
 STREAM, LENGTH = 1, 5  # columns of a batch's segments
@@ -66,7 +67,8 @@ def planned_dataset(task: Task, cache: str) -> PackedStreamingDataset:
 
 
 def planned(task: Task) -> Measured:
-    """Batches of full packs, shuffled, in the plan's order."""
+    """Batches of full packs, shuffled, in the plan's order; its tokenizing process starts anew."""
+    tokenizer_pool(1).close()
     with TemporaryDirectory() as cache:
         meter = Meter()
         loader = PackedDataLoader(planned_dataset(task, cache))
