@@ -13,11 +13,16 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streampack.errors import DataError, WorkerError
 from streampack.texts import pool as pools
 from streampack.texts.chat import ChatEncoder
+from streampack.texts.inputs.listing import list_inputs
+from streampack.texts.inputs.read import read_rows
+from streampack.texts.inputs.values import RowSelection
 from streampack.texts.pool import TokenizerPool, tokenizer_pool
 from tests.helpers.chats import chat_tokenizer, say
 
@@ -79,6 +84,20 @@ def test_a_worker_imports_torch_where_it_is_used_and_not_for_conversations(pool,
     assert pool.run(partial(encoded, tmp_path)) == (ids, False)
     assert pool.run(shape_of_a_tensor) == (2, 3)
     assert pool.run(partial(encoded, tmp_path)) == (ids, True)
+
+
+def lists_of(path: Path) -> tuple[list[list[int]], bool]:
+    selection = RowSelection("tokens", "tokens")
+    (file,) = list_inputs([str(path)])
+    rows = [row for batch in read_rows(file, selection) for row in batch.values]
+    return [list(map(int, row)) for row in rows], "pandas" in sys.modules
+
+
+def test_a_worker_reads_lists_of_ids_without_pandas(pool, tmp_path):
+    lists = [[1, 2], [], [3]]
+    table = pa.table({"tokens": pa.array([[9], *lists], pa.list_(pa.uint16()))}).slice(1)
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert pool.run(partial(lists_of, tmp_path / "a.parquet")) == (lists, False)
 
 
 def test_relative_paths_mean_what_they_do_in_this_process(tmp_path, monkeypatch):

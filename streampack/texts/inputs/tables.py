@@ -25,6 +25,7 @@ from streampack.errors import DamagedInputError, DataError, StreampackError
 from streampack.texts.inputs.lines import ALL, MAX_BATCH_BYTES
 from streampack.texts.inputs.slices import WHOLE, InputSlice, RowBatch
 from streampack.texts.inputs.values import BadValueError, RowSelection
+from streampack.types import IntArray
 
 FILE_MAGIC = b"ARROW1"  # of the file format of Arrow IPC, which has a footer
 CONTINUATION = b"\xff\xff\xff\xff"  # before the size of a message
@@ -377,20 +378,24 @@ def _integer_lists(column: Any) -> list[Any]:
     if types.is_fixed_size_list(column.type):
         column = column.cast(pyarrow.large_list(column.type.value_type))
     items = column.values
-    offsets = column.offsets.to_numpy()
+    offsets = _numbers_of(column.offsets)
     first, last = int(offsets[0]), int(offsets[-1])
     used = items.slice(first, last - first)
     if used.null_count:
         return [_value_at(column, row) for row in range(len(column))]
-    numbers = used.to_numpy(zero_copy_only=False)
-    if numbers.dtype.kind == "b":
-        numbers = numbers.astype(np.uint8)
-    edges = (offsets - first).tolist()
+    numbers, edges = _numbers_of(used), (offsets - first).tolist()
     lists: list[Any] = [numbers[begin:end] for begin, end in pairwise(edges)]
     if column.null_count:
-        for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
-            lists[int(row)] = None
+        for row in np.flatnonzero(_numbers_of(column.is_null())).tolist():
+            lists[row] = None
     return lists
+
+
+def _numbers_of(array: Any) -> IntArray:
+    """Return the integers or bools of an array without nulls."""
+    # `to_numpy` imports pandas, which takes a worker longer than all else that it imports.
+    is_boolean = import_module("pyarrow.types").is_boolean(array.type)
+    return np.from_dlpack(array.cast("uint8") if is_boolean else array)
 
 
 def _raw_bytes(group: Any, columns: list[str] | None) -> int:
