@@ -67,7 +67,7 @@ def planned_dataset(task: Task, cache: str) -> PackedStreamingDataset:
 
 
 def planned(task: Task) -> Measured:
-    """Batches of full packs, shuffled, in the plan's order; its tokenizing process starts anew."""
+    """Batches of full packs, shuffled, in the plan's order; each run starts its process."""
     tokenizer_pool(1).close()
     with TemporaryDirectory() as cache:
         meter = Meter()

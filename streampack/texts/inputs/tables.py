@@ -395,7 +395,9 @@ def _numbers_of(array: Any) -> IntArray:
     """Return the integers or bools of an array without nulls."""
     # `to_numpy` imports pandas, which takes a worker longer than all else that it imports.
     is_boolean = import_module("pyarrow.types").is_boolean(array.type)
-    return np.from_dlpack(array.cast("uint8") if is_boolean else array)
+    numbers: Any = np.from_dlpack(array.cast("uint8") if is_boolean else array)
+    found: IntArray = numbers
+    return found
 
 
 def _raw_bytes(group: Any, columns: list[str] | None) -> int:
