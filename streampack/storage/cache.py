@@ -187,7 +187,7 @@ class ShardCache:
     def _paths_of(self, shard: Shard) -> list[tuple[Path, bool]]:
         """Return the paths that may hold a shard's raw file, and whether each is in a cache."""
         paths = [] if self.is_remote else [(self.folder / shard.raw.basename, False)]
-        if self.is_remote or shard.packed is not None:
+        if self._is_cached(shard):
             paths.append((self._folder_of(shard) / self._name_of(shard), True))
         return paths
 
