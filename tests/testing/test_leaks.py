@@ -148,6 +148,12 @@ def test_a_model_with_other_arguments_is_refused_with_the_function_to_pass() -> 
     with pytest.raises(ConfigError, match="arguments tokens, mask, input_pos; pass a function"):
         assert_no_leak(model.attend, packed("restart"))
 
+    def with_defaults(tokens, *, mask=None, input_pos=None):  # as in torchtune
+        return model.attend(tokens, mask=mask, input_pos=input_pos)
+
+    with pytest.raises(ConfigError, match="arguments tokens, mask, input_pos; pass a function"):
+        assert_no_leak(with_defaults, packed("restart"))
+
 
 def test_any_function_of_the_batch_is_a_model() -> None:
     model = TinyDecoder()
