@@ -181,7 +181,12 @@ def begin_job(
     elif not append and _is_replaced(output, job, settings, ours):
         output.put(JOB_FILE, JobFile.of(settings, cut(files)).encode())
     while True:  # another process may have been first
-        job = read_job(output) or Job(files=())
+        job = read_job(output)
+        if job is None:
+            raise DataError(
+                f"{output.url}/{JOB_FILE}: was removed while the job began; run the same command "
+                "again, and remove nothing meanwhile"
+            )
         _check_same(output, job, settings)
         theirs = _versions_of(one for file in job.files for one in file.slices)
         _check_unchanged(output, theirs, ours)

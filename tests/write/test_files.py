@@ -267,6 +267,22 @@ def test_a_job_that_another_command_replaced_is_not_committed(tmp_path, inputs, 
     assert not (tmp_path / "s" / "index.json").exists()
 
 
+def test_a_folder_that_is_removed_while_a_job_begins_is_one_error(tmp_path, inputs, monkeypatch):
+    put_new = LocalOutput.put_new
+
+    def removed(*arguments):
+        put_new(*arguments)
+        shutil.rmtree(tmp_path / "s")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalOutput, "put_new", removed)
+        with pytest.raises(
+            DataError, match=r"s/job\.json: was removed while .*; run the same comman"
+        ):
+            write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path))  # the way out
+
+
 @pytest.mark.parametrize("is_merge", [False, True])
 def test_what_is_appended_beside_another_command_is_in_the_stream(
     tmp_path, inputs, monkeypatch, is_merge
