@@ -59,14 +59,17 @@ def join_pieces(
 
     `known` has those of files that are not one piece, by name.
     """
-    pieces = [known[f.uri] if f.uri in known else _whole_piece(f) for f in files]
+    # An array for each of 200,000 shards would take as long as all else that is done with them.
+    whole = np.array([_whole_piece(f) for f in files if f.uri not in known], np.int64)
+    each = iter(whole.reshape(-1, 1, 5))
+    pieces = [known[f.uri] if f.uri in known else next(each) for f in files]
     return np.concatenate(pieces), np.array(list(map(len, pieces)), np.int64)
 
 
-def _whole_piece(file: InputSlice) -> Int64Array:
+def _whole_piece(file: InputSlice) -> Piece:
     is_shard = file.format == "mds"
     rows, text = (file.stop, raw_bytes_of(file)) if is_shard else (1, file.num_bytes)
-    return np.array([(0, file.stop, rows, text, file.num_bytes)], np.int64)
+    return 0, file.stop, rows, text, file.num_bytes
 
 
 def count_file(
@@ -159,14 +162,15 @@ def uncounted_units(
     cut = [file for file in large if file.format in ("jsonl", "parquet")]
 
     def pieces_of(file: InputSlice) -> Int64Array:
+        whole = np.array([_whole_piece(file)], np.int64)
         try:
             is_lines = file.format == "jsonl"
             found = _uncounted(file, size) if is_lines else count_file(file, wanted)
         except DamagedInputError:
             if not skips_damage:
                 raise
-            found = _whole_piece(file)
-        return found if len(found) else _whole_piece(file)
+            return whole
+        return found if len(found) else whole
 
     found = ordered_thread_map(cut, pieces_of, 2 * THREADS, THREADS)
     known = dict(zip((file.uri for file in cut), found, strict=True))
