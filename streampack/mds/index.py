@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from streampack.mds.litdata import LITDATA, LITDATA_BARE, entries_of, is_litdata
 from streampack.types import Int64Array
 
 INDEX_FILE = "index.json"
-LAYOUT_FIELDS = ("format", "column_names", "column_encodings", "column_sizes")
+LAYOUT_FIELDS = ("version", "format", "column_names", "column_encodings", "column_sizes")
+NO_HASHES: Mapping[str, str] = {}
 MAX_SHARD_BYTES = 2**32 - 1  # offsets in a shard are uint32
 ALLOWED: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("version", (2,)),
@@ -65,15 +67,17 @@ class Layout:
     format: str = "mds"
     """"mds", or one of litData's."""
 
+    fixed_bytes: int = field(init=False)
+    """Bytes that every sample has: the sizes and the columns of fixed size."""
+
+    def __post_init__(self) -> None:
+        fixed_bytes = 4 * self.num_variable + sum(size or 0 for size in self.sizes)
+        object.__setattr__(self, "fixed_bytes", fixed_bytes)
+
     @property
     def num_variable(self) -> int:
         """Number of columns that state the size of each value, in 4 bytes at the sample's start."""
         return self.sizes.count(None)
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Bytes that every sample has: the sizes and the columns of fixed size."""
-        return 4 * self.num_variable + sum(size or 0 for size in self.sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,13 +154,28 @@ def parse_index(text: bytes, uri: str) -> MdsIndex:
     A DataError names `uri` and the field: it is not JSON, has another version or format, or has
     invalid names, counts or sizes.
     """
-    return index_of(parse_entries(text, uri), uri)
+    known: dict[str, Layout] = {}
+
+    def converted(value: dict[str, Any]) -> Any:
+        # The dicts of all entries would take a kilobyte each, and Python's garbage collector more
+        # time than parsing them.
+        if "raw_data" in value:
+            with suppress(DataError):  # index_of raises it, with the number of the entry
+                return _parse_shard(value, "", known)
+        return value
+
+    return index_of(parse_entries(text, uri, converted), uri)
 
 
-def parse_entries(text: bytes, uri: str) -> list[Any]:
-    """Return the entries of shards in an index.json, as they are written; errors as above."""
+def parse_entries(
+    text: bytes, uri: str, converted: Callable[[dict[str, Any]], Any] | None = None
+) -> list[Any]:
+    """Return the entries of shards in an index.json, as they are written; errors as above.
+
+    `converted` returns what takes the place of each JSON object.
+    """
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_hook=converted)
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{uri}: {len(text)} bytes that are not JSON ({error}); "
@@ -175,10 +194,11 @@ def parse_entries(text: bytes, uri: str) -> list[Any]:
 
 
 def index_of(entries: list[Any], uri: str) -> MdsIndex:
-    """Validate the entries of shards; errors as above."""
+    """Validate the entries of shards, of which some may be shards already; errors as above."""
     known: dict[str, Layout] = {}
     shards = tuple(
-        _parse_shard(entry, f"{uri}: shards.{i}", known) for i, entry in enumerate(entries)
+        entry if isinstance(entry, Shard) else _parse_shard(entry, f"{uri}: shards.{i}", known)
+        for i, entry in enumerate(entries)
     )
     _refuse_shared_files(shards, uri)
     if not any(shard.num_samples for shard in shards):
@@ -203,11 +223,7 @@ def _parse_shard(entry: Any, where: str, known: dict[str, Layout]) -> Shard:
     # Messages are built if they are raised: an index may have hundreds of thousands of shards.
     if not isinstance(entry, dict):
         raise _refusal(f"{where} is", entry, "must be an object")
-    for key, allowed in ALLOWED:
-        if (value := entry.get(key)) not in allowed:
-            must = f"must be {allowed[0]!r}; only MDS streams can be read"
-            raise _refusal(f"{where}.{key} is", value, must)
-    described = repr([entry.get(key) for key in LAYOUT_FIELDS])
+    described = repr([*map(entry.get, LAYOUT_FIELDS)])
     if described not in known:  # shards of a stream have the same columns
         known[described] = _parse_layout(entry, where)
     layout = known[described]
@@ -251,7 +267,7 @@ def _parse_file(shard: Mapping[str, Any], key: str, of: str) -> ShardFile:
     entry, where = shard.get(key), f"{of}.{key}"
     if not isinstance(entry, dict):
         raise _refusal(f"{where} is", entry, "must hold basename, bytes and hashes")
-    basename, hashes = entry.get("basename"), entry.get("hashes") or {}
+    basename, hashes = entry.get("basename"), entry.get("hashes") or NO_HASHES
     if not isinstance(basename, str) or not _stays_inside(basename):
         must = "must name a file inside the folder of the stream"
         raise _refusal(f"{where}.basename is", basename, must)
@@ -284,6 +300,10 @@ def _refuse_shared_files(shards: Sequence[Shard], uri: str) -> None:
 
 
 def _parse_layout(entry: dict[str, Any], where: str) -> Layout:
+    for key, allowed in ALLOWED:
+        if (value := entry.get(key)) not in allowed:
+            must = f"must be {allowed[0]!r}; only MDS streams can be read"
+            raise _refusal(f"{where}.{key} is", value, must)
     fields = [entry.get(f"column_{field}") for field in ("names", "encodings", "sizes")]
     three = f"{where}: column_names, column_encodings and column_sizes are"
     are_lists = all(isinstance(field, list) for field in fields)

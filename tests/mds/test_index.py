@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -63,6 +64,26 @@ def test_a_wrong_index_is_refused_with_its_uri_and_field(text, message):
     with pytest.raises(DataError, match=message) as caught:
         parse_index(text, "s3://bucket/index.json")
     assert str(caught.value).startswith("s3://bucket/index.json: ")
+
+
+def test_a_wrong_entry_is_named_by_its_number():
+    second = copy.deepcopy(SHARD) | {"samples": -1}
+    text = json.dumps({"version": 2, "shards": [SHARD, second]}).encode()
+    with pytest.raises(DataError, match=r"x: shards\.1\.samples is -1"):
+        parse_index(text, "x")
+
+
+def test_an_index_takes_no_memory_for_the_entries_of_all_its_shards_together():
+    entry = json.dumps(SHARD)
+    entries = (entry.replace("00000", f"{number:05d}") for number in range(10_000))
+    text = f'{{"version": 2, "shards": [{", ".join(entries)}]}}'.encode()
+    tracemalloc.start()
+    try:
+        index = parse_index(text, "x")
+        assert tracemalloc.get_traced_memory()[1] < 3.5 * len(text)
+    finally:
+        tracemalloc.stop()
+    assert index.num_samples == 30_000
 
 
 json_values = st.recursive(
