@@ -17,7 +17,6 @@ from pathlib import Path
 
 from streampack.errors import DataError
 from streampack.flat.token_file import FoundFile, Options, TokenFile, VirtualShards
-from streampack.mds.regular_files import open_file
 
 NUMPY_MAGIC = b"\x93NUMPY"
 LLMC_MAGICS = (20240520, 20240801)
@@ -74,10 +73,8 @@ def check_end(path: Path, end: int, file: FoundFile, options: Options) -> None:
         )
 
 
-def check_trailing(
-    stream: str, opened: Iterable[tuple[TokenFile, VirtualShards]], root: Path | None
-) -> None:
-    """Warn of the tokens after the last documents of a stream's files, below `root` if local.
+def check_trailing(stream: str, opened: Iterable[tuple[TokenFile, VirtualShards]]) -> None:
+    """Warn of the tokens after the last documents of a stream's files.
 
     Raises:
         DataError: If they are more than 1 % of a file.
@@ -86,9 +83,6 @@ def check_trailing(
     for file, shards in opened:
         left = file.num_bytes - int(shards.extents[:, 1].max(initial=0))
         if not is_small(left, file.num_bytes):
-            if root is not None:  # a header may be what is too long
-                with open_file(root / file.name) as tokens:
-                    check_start(file.name, tokens.read(START_BYTES))
             raise DataError(
                 f"{file.name}: {left} of its {file.num_bytes} bytes ({left / file.num_bytes:.0%}) "
                 "are tokens after the last document of its table; they do not belong together, or "

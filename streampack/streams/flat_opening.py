@@ -21,7 +21,7 @@ from streampack.config.download import Download
 from streampack.config.held_out import HeldOut
 from streampack.errors import ConfigError, DataError
 from streampack.flat.documents import open_documents
-from streampack.flat.file_checks import check_trailing
+from streampack.flat.file_checks import START_BYTES, check_start, check_trailing
 from streampack.flat.files import (
     DATASET_DICT,
     DATASET_STATE,
@@ -37,6 +37,7 @@ from streampack.flat.mapped_tables import tables_mapped
 from streampack.flat.token_file import FoundFile, Options, TokenFile, TokenFormat, VirtualShards
 from streampack.mds.columns import token_names
 from streampack.mds.index import INDEX_FILE, Shard
+from streampack.mds.regular_files import open_file
 from streampack.storage.cache import ShardCache
 from streampack.storage.download import fetch
 from streampack.storage.filesystem import LocalFilesystem
@@ -44,7 +45,7 @@ from streampack.storage.location import StreamLocation
 from streampack.storage.names import versioned_name
 from streampack.storage.verify import as_data_error
 from streampack.stores.objects import StoredObject
-from streampack.stores.retries import list_objects
+from streampack.stores.retries import list_objects, request
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.flat_parts import cached_shards, with_masks
 from streampack.streams.flat_shards import FlatShards, version_of
@@ -68,7 +69,7 @@ def open_flat(source: Any, opening: Opening) -> TokenStream:
     name = opening.stream.name or found.default_name
     opened = open_files(source, found)
     if found.form.name != "arrow" and source.trailing is None:  # other bytes are in Arrow's files
-        check_trailing(name, opened, None if found.cache.is_remote else found.cache.folder)
+        check_trailing(name, opened)
     files = with_masks([file for file, _ in opened], found.of_name)
     virtual, part = _cut(opened, source, opening.stream.held_out, name)
     for column in TARGET_COLUMNS:
@@ -130,6 +131,14 @@ class FoundFiles:
         return FoundFile(
             name=name, num_bytes=found.num_bytes, version=found.version, path_of=self.path_of
         )
+
+    def start_of(self, name: str) -> bytes:
+        """Return the first `START_BYTES` of a token file."""
+        if not self.cache.is_remote:
+            with open_file(self.cache.folder / name) as tokens:
+                return tokens.read(START_BYTES)
+        url, version, _ = self.of_name[name]
+        return request(url, "read", lambda store: store.read(url, 0, START_BYTES, version=version))
 
     def path_of(self, name: str) -> Path | None:
         """Return the path of a file by its name below the root; None if there is none."""
@@ -281,6 +290,9 @@ def open_found(source: Any, found: FoundFiles, name: str) -> tuple[TokenFile, Vi
             index = local_path(source.index, "index")
             opened = open_documents(name, file.num_bytes, index, split_at=source.split_at)
         shards = opened.cut(0, opened.boundaries.num_samples)
+        first, last = shards.extents.min(initial=file.num_bytes), shards.extents.max(initial=0)
+        if not first and last < file.num_bytes:  # a header may be what is too long
+            check_start(name, found.start_of(name))
     if dtype not in (None, opened.dtype):
         raise ConfigError(
             f"dtype={dtype!r}: {uri} has tokens of {opened.dtype}; omit dtype, or correct it"

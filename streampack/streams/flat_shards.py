@@ -22,7 +22,6 @@ import xxhash
 
 from streampack.errors import DataError
 from streampack.flat.documents import Documents
-from streampack.flat.file_checks import START_BYTES, check_start
 from streampack.flat.mapped_tables import map_shared, tables_mapped
 from streampack.flat.token_file import TokenFile, VirtualShards
 from streampack.mds.columns import Spans
@@ -150,8 +149,6 @@ class FlatShards:
                 masks = self._local_bytes(file.mask.name, *file.mask_range(start, stop))
                 parts.append(masks)
             self._verify(file, shard, parts)
-        if not start:
-            check_start(file.name, data[:START_BYTES].tobytes())
         begins, counts = self._spans(shard)
         begins = begins - start
         if file.mask is not None:

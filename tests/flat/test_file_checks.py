@@ -80,9 +80,25 @@ def test_datatroves_index_ends_with_its_tokens_or_needs_trailing(tmp_path):
     np.testing.assert_array_equal(read_documents(stream)[9], documents[9])
 
 
+@pytest.mark.parametrize("trailing", [None, "ignore"])
 @pytest.mark.parametrize("num_documents", [20, 300])
-def test_a_file_with_a_numpy_header_is_refused(num_documents, tmp_path):
+def test_a_file_with_a_numpy_header_is_refused_where_it_is_opened(
+    num_documents, trailing, tmp_path
+):
     write_olmo(tmp_path, "uint16", num_documents=num_documents)
     np.save(tmp_path / "web.npy", np.fromfile(tmp_path / "web.npy", "uint16"))
+    source = TokenFiles(tmp_path, dtype="uint16", only=slice(10, None), trailing=trailing)
     with pytest.raises(DataError, match=r"web\.npy: begins with a numpy header"):
-        read_documents(Stream(TokenFiles(tmp_path, dtype="uint16")))
+        open_stream(Stream(source), 0)
+
+
+def test_a_numpy_header_in_a_store_is_refused_where_it_is_opened(tmp_path):
+    write_olmo(tmp_path, "uint16")
+    np.save(tmp_path / "web.npy", np.fromfile(tmp_path / "web.npy", "uint16"))
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    for name in ("web.npy", "web.csv.gz"):
+        store.pipe(f"/with-header/{name}", (tmp_path / name).read_bytes())
+    source = TokenFiles("memory://with-header/", local=tmp_path / "cache", dtype="uint16")
+    with pytest.raises(DataError, match=r"web\.npy: begins with a numpy header"):
+        open_stream(Stream(source), 0)
+    store.rm("/with-header", recursive=True)
