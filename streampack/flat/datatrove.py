@@ -41,6 +41,12 @@ class Datatrove:
         stated = _stated_itemsize(file.path_of(f"{file.name}.metadata"))
         if options.dtype is not None and stated is None:
             stated = np.dtype(options.dtype).itemsize
+        if stated is None and options.ignores_trailing and file.num_bytes != 2 * last:
+            raise DataError(
+                f"{file.name}: has {file.num_bytes} bytes, of which documents have {last} tokens, "
+                "and other tokens follow, so the sizes do not tell the type; set dtype='uint16' or "
+                "'uint32', as the tokenizer's ids were written"
+            )
         itemsize = stated or (file.num_bytes // last if last else 2)
         if itemsize not in DTYPES:
             raise DataError(

@@ -76,6 +76,8 @@ def test_datatroves_index_ends_with_its_tokens_or_needs_trailing(tmp_path):
     assert len(read_documents(Stream(TokenFiles(tmp_path, trailing="ignore")))) == 300
     (tmp_path / "web.ds.metadata").unlink()
     (tmp_path / "web.ds").write_bytes((tmp_path / "web.ds").read_bytes()[:-10] * 2)
+    with pytest.raises(DataError, match="set dtype='uint16' or 'uint32'"):
+        open_stream(Stream(TokenFiles(tmp_path, trailing="ignore")), 0)
     stream = Stream(TokenFiles(tmp_path, trailing="ignore", dtype="uint16"))
     np.testing.assert_array_equal(read_documents(stream)[9], documents[9])
 
