@@ -146,6 +146,8 @@ class TokenFile:
                 f"{self.num_tokens}; it is cut short or belongs to another table: copy both again",
                 uri=self.name,
             )
+        if (begins[1:] < ends[:-1]).any():
+            self.spans(first, stop)  # names the document
         extents = np.stack([begins, ends], axis=1) * self._itemsize
         return VirtualShards(
             file=np.zeros(num_shards, np.int64),

@@ -12,6 +12,8 @@ import pytest
 
 from streampack import Stream, TokenFiles
 from streampack.errors import DataError
+from streampack.flat import token_file
+from streampack.flat.megatron import HEAD
 from streampack.streams import open_stream
 from tests.helpers.flat import Documents, read_documents
 
@@ -42,6 +44,19 @@ def test_an_index_that_leaves_documents_out_gives_those_it_has(unit, tmp_path):
     write(tmp_path, kept, range(21))
     found = read_documents(Stream(TokenFiles(tmp_path, unit=unit)))
     assert [each.tolist() for each in found] == [SEQUENCES[n].tolist() for n in kept]
+
+
+@pytest.mark.parametrize("number", range(0, 29, 2))
+def test_a_document_that_reaches_into_the_next_one_is_refused(number, tmp_path, monkeypatch):
+    monkeypatch.setattr(token_file, "CELL_BYTES", 64)  # so that many begin a virtual shard
+    write(tmp_path, range(30), range(31))
+    index = np.fromfile(tmp_path / "web.idx", "u1")
+    index[HEAD.size + 4 * number] += 1  # the lowest byte of its length
+    index.tofile(tmp_path / "web.idx")
+    with pytest.raises(
+        DataError, match=rf"document {number + 1} has .* begin where the one before"
+    ):
+        read_documents(Stream(TokenFiles(tmp_path)))
 
 
 def test_documents_of_several_sequences_and_empty_ones_are_read_whole(tmp_path):
