@@ -182,9 +182,14 @@ class Packing:
             )
         if short is not None and short >= size:
             multiple = self.pad_to_multiple or 1
+            smaller = -(-max(size // 4, 1) // multiple) * multiple
             raise ConfigError(
-                f"short_seq_len={short} must be less than max_seq_len={size}; set it to what short "
-                f"packs hold, such as {-(-max(size // 4, 1) // multiple) * multiple}"
+                f"short_seq_len={short} must be less than max_seq_len={size}; "
+                + (
+                    f"set it to what short packs hold, such as {smaller}"
+                    if smaller < size
+                    else "raise max_seq_len, or choose another method"
+                )
             )
 
     def resolved(self) -> Packing:

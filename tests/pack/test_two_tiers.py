@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
+from streampack.errors import ConfigError
 from streampack.pack import fit_samples, make_packer
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers.examples import examples
@@ -56,3 +57,9 @@ def test_windows_of_1024_samples_fill_rows(kind, size, short):
     )
 
     assert packs.segments[:, LENGTH].sum() / (size * len(packs)) >= 0.998
+
+
+@pytest.mark.parametrize(("size", "options"), [(1, {}), (8, {"pad_to_multiple": 8})])
+def test_where_no_block_is_shorter_than_a_pack_another_method_is_the_way_out(size, options):
+    with pytest.raises(ConfigError, match="raise max_seq_len, or choose another method"):
+        packing_of(max_seq_len=size, short_seq_len=size, **options)
