@@ -466,6 +466,11 @@ IN_DICTIONARIES: dict[str, tuple[pa.DataType, Any]] = {
     "lists": (pa.list_(WORDS), lambda w: [w, None]),
     "large lists": (pa.large_list(pa.struct([("role", WORDS)])), lambda w: [{"role": w}, None]),
     "fixed lists": (pa.list_(WORDS, 2), lambda w: [w, "b"]),
+    "list views": (pa.list_view(WORDS), lambda w: [w, None]),
+    "large list views": (
+        pa.large_list_view(pa.struct([("role", pa.list_view(WORDS))])),
+        lambda w: [{"role": [w, "b"]}, None],
+    ),
     "maps": (pa.map_(pa.string(), WORDS), lambda w: [("key", w)]),
     "lists in lists": (
         pa.list_(pa.struct([("turns", pa.list_(pa.struct([("role", WORDS)])))])),

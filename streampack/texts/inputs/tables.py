@@ -148,9 +148,10 @@ def group_sizes(
         at_rest = sum(chunk.total_compressed_size for chunk in column_chunks(group))
         raw = _raw_bytes(group, columns)
         if group.num_rows >= MANY_ROWS and raw <= DICTIONARY_BYTES + 4 * group.num_rows:
-            decoded = parquet.iter_batches(256, [number], columns, use_threads=False)
+            encoded = parquet.iter_batches(256, [number], columns, use_threads=False)
+            decoded = map(_without_dictionaries, encoded)
             named = naming_damage(decoded, uri, "cannot be read, near byte", file)
-            raw = max(raw, sum(_without_dictionaries(batch).nbytes for batch in named))
+            raw = max(raw, sum(batch.nbytes for batch in named))
         yield number, number + 1, group.num_rows, raw, at_rest
 
 
@@ -182,21 +183,28 @@ def unit_batches(
         batches = parquet.iter_batches(batch_rows, groups, columns, use_threads=False)
     else:
         batches = _record_batches(file, slice_)
-    for batch in naming_damage(batches, slice_.uri, "cannot be read, near byte", file):
+
+    def _plain(batch: Any) -> Any:
         columns = columns_to_read(batch.schema.names, wanted)
-        plain = _without_dictionaries(batch if columns is None else batch.select(columns))
+        return _without_dictionaries(batch if columns is None else batch.select(columns))
+
+    for plain in naming_damage(map(_plain, batches), slice_.uri, "cannot be read, near byte", file):
         yield from (plain.slice(at, batch_rows) for at in range(0, plain.num_rows, batch_rows))
 
 
 def _without_dictionaries(batch: Any) -> Any:
     """Return a record batch with values in place of dictionaries, also within lists and structs."""
     pyarrow = import_module("pyarrow")
-    kinds = [(field.type, _plain_type(field.type)) for field in batch.schema]
-    arrays = [
-        array if plain == kind else array.cast(plain)
-        for array, (kind, plain) in zip(batch.columns, kinds, strict=True)
-    ]
-    return pyarrow.RecordBatch.from_arrays(arrays, batch.schema.names)
+
+    def _plain(array: Any) -> Any:
+        plain = _plain_type(array.type)
+        if plain == array.type:
+            return array
+        # pyarrow 26 casts list views of dictionaries to invalid arrays.
+        has_views = "list_view<" in str(array.type)
+        return pyarrow.array(array.to_pylist(), plain) if has_views else array.cast(plain)
+
+    return pyarrow.RecordBatch.from_arrays([*map(_plain, batch.columns)], batch.schema.names)
 
 
 def _plain_type(kind: Any) -> Any:
@@ -212,8 +220,8 @@ def _plain_type(kind: Any) -> Any:
         return pyarrow.struct(plain)
     if types.is_map(kind):
         return pyarrow.map_(*plain[0].type)
-    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return pyarrow.large_list(*plain) if is_list else kind  # others cannot be cast
+    is_other = types.is_union(kind) or types.is_run_end_encoded(kind)
+    return kind if is_other else pyarrow.large_list(*plain)  # others cannot be converted
 
 
 def arrow_messages(file: BinaryIO) -> Iterator[tuple[int, int, int, int]]:
