@@ -54,7 +54,7 @@ def _run_in_processes(tasks: Sequence[PartTask], num_workers: int) -> Generator[
             for pipe in workers.keys() & wait(list(workers)):
                 event = _event(receive(pipe, workers[pipe]))
                 yield event
-                if event.result is None:
+                if event[-1] is None:
                     continue
                 if pending:
                     pipe.send(partial(write_part, pending.popleft()))

@@ -117,10 +117,11 @@ def write_job(
         """Show and return the progress, unless there are too many bad rows."""
         nonlocal before
         if event is not None:
-            running[event.part_id] = event.counts
-        if event is not None and event.result is not None:
-            results[event.part_id] = event.result
-            before = Counts.total([before, running.pop(event.part_id)])
+            part_id, own, result = event
+            running[part_id] = own
+            if result is not None:
+                results[part_id] = result
+                before = Counts.total([before, running.pop(part_id)])
         counts = Counts.total([before, *running.values()])
         _check_budget(counts, options.most_bad_rows, is_skipping=options.on_bad_row == "skip")
         written = summary(counts, len(results))

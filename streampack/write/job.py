@@ -87,10 +87,6 @@ class JobFile:
             parts=tuple(_part_of(units, own) for units in parts),
         )
 
-    @property
-    def slices(self) -> tuple[InputSlice, ...]:
-        return tuple(one for part in self.parts for one in part.slices)
-
     def encode(self) -> bytes:
         document = {
             "version": JOB_VERSION,
@@ -165,7 +161,7 @@ def begin_job(
     A job of which no part is done is replaced. Until the stream is whole, files may change: their
     parts are rewritten, and others are kept. Another job, or anything else, is refused.
     """
-    job, ours = read_job(output), _versions_of(files)
+    job, ours = read_job(output), {file.uri: file.version for file in files}
     if job is None and append:
         raise ConfigError(
             f"out={output.url!r} has no {JOB_FILE}, so append=True has nothing to add to; omit it "
@@ -188,14 +184,14 @@ def begin_job(
                 "again, and remove nothing meanwhile"
             )
         _check_same(output, job, settings)
-        theirs = _versions_of(one for file in job.files for one in file.slices)
+        theirs = _versions_of(job.parts)
         _check_unchanged(output, theirs, ours)
         new = [file for file in files if file.uri not in theirs]
         if not append or not new:
             break
         added = JobFile.of(settings, cut(new))
         output.put_new(_file_name(len(job.files)), added.encode())
-    first = _versions_of(job.files[0].slices)
+    first = _versions_of(job.files[0].parts)
     if not append and list(first) != list(ours):
         differing = sorted(first.keys() ^ ours.keys()) or list(ours)
         raise ConfigError(
@@ -213,7 +209,7 @@ def is_begun(output: Output) -> bool:
 
 def _is_replaced(output: Output, job: Job, settings: Settings, ours: dict[str, str]) -> bool:
     """Return whether a command replaces a job, because it, or one of its inputs, was corrected."""
-    first, theirs = job.files[0], _versions_of(job.files[0].slices)
+    first, theirs = job.files[0], _versions_of(job.files[0].parts)
     is_like = (
         compared(job.settings) == compared(settings)
         and first.versions == current_versions(settings)
@@ -225,9 +221,9 @@ def _is_replaced(output: Output, job: Job, settings: Settings, ours: dict[str, s
     return is_corrected or not is_begun(output)
 
 
-def _versions_of(slices: Iterable[InputSlice]) -> dict[str, str]:
+def _versions_of(parts: Iterable[Part]) -> dict[str, str]:
     """Return the versions of files, in order."""
-    return {one.uri: one.version for one in slices}
+    return {one.uri: one.version for part in parts for one in part.slices}
 
 
 def _check_same(output: Output, job: Job, settings: Settings) -> None:

@@ -3,7 +3,7 @@
 ::
 
     put("parts/3f9a.../shard.00000.mds.zstd", data)     whole, or not there
-    put_new("parts/3f9a.../part.json", data)            the same, and only if it is not there yet
+    put_new("job.00001.json", data)                     the same, and only if it is not there yet
 
 A folder gets each file by a rename after an fsync. Until then its writer has it locked, so that
 clean-up can tell it from what a killed process left. A store gets each file from memory by one PUT

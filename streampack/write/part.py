@@ -16,7 +16,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import xxhash
 
@@ -86,15 +86,8 @@ class PartResult:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What happened to a part."""
-
-    part_id: str
-    counts: Counts
-    """Its counts so far."""
-    result: PartResult | None = None
-    """The part's result, once it is done."""
+Event: TypeAlias = tuple[str, Counts, PartResult | None]
+"""The id of a part, its counts so far, and its result, once it is done."""
 
 
 def read_result(output: Output, part: Part) -> PartResult | None:
@@ -119,11 +112,11 @@ def write_part(task: PartTask) -> Iterator[Event]:
                 writer.add(batch, one)
                 writer.counts.num_bytes = before + batch.num_bytes
                 if time.monotonic() - reported >= REPORT_S:
-                    yield Event(task.part.id, replace(writer.counts))
+                    yield task.part.id, replace(writer.counts), None
                     reported = time.monotonic()
             writer.counts.num_bytes = before + one.num_bytes
         done = writer.finish()
-    yield Event(task.part.id, done.counts, done)
+    yield task.part.id, done.counts, done
 
 
 class _PartWriter:
@@ -158,21 +151,17 @@ class _PartWriter:
 
     def finish(self) -> PartResult:
         """Write the last shard, the lengths, and part.json."""
-        task = self._task
         lengths, edges = self._samples.finish()
         data = lengths.tobytes() + edges.tobytes()
         self._put(SAMPLES_FILE, data)
         result = PartResult(
-            id=task.part.id,
+            id=self._task.part.id,
             counts=self.counts,
             shards=self._samples.entries,
             samples_hash=xxhash.xxh64_hexdigest(data),
             bad_rows=self._bad_rows,
         )
-        name = f"{task.part.folder}/{PART_FILE}"
-        if not task.output.put_new(name, result.encode()):
-            # Another process wrote the same part meanwhile; its bytes are the same.
-            return read_result(task.output, task.part) or result
+        self._put(PART_FILE, result.encode())  # over equal bytes, if another process was first
         return result
 
     def _put(self, name: str, data: bytes) -> None:

@@ -49,22 +49,17 @@ LOCK = ".lock"
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What was read and written so far."""
+    """What was read and written so far: see `Written`, which has the same numbers."""
 
     num_bytes: int = 0
-    """Bytes of the input at rest that were read."""
     num_samples: int = 0
     num_tokens: int = 0
     num_shards: int = 0
     num_skipped: int = 0
-    """Samples without tokens."""
     num_without_targets: int = 0
-    """Samples with a `loss_mask` of zeros."""
     num_dropped: int = 0
-    """Samples of conversations that were skipped because nothing in them is learned."""
     num_bad_rows: int = 0
     num_special_tokens: int = 0
-    """Special tokens that texts spell."""
 
     @classmethod
     def total(cls, counts: Iterable[Counts]) -> Counts:
