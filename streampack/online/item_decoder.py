@@ -14,11 +14,10 @@ Cost: about 0.1 us per array in a group of arrays, else 1 us, plus the tokenizer
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import replace
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,8 +27,7 @@ from streampack.online.plan import FlowPlan
 from streampack.pack import fit_samples
 from streampack.special_ids import encoded_length, encoded_lengths
 from streampack.streams import IterableSample, IterableStream
-from streampack.streams.iterable_stream import Plain
-from streampack.streams.sample_fields import PLAIN_TYPES
+from streampack.streams.sample_fields import PLAIN_TYPES, Extras
 from streampack.texts.source_traits import own_copy
 from streampack.texts.tokenization import encode_texts
 from streampack.types import LENGTH, NUM_COLUMNS, START, TOTAL, Int64Array, IntArray
@@ -41,55 +39,6 @@ NDIM_OF, DTYPE_OF = attrgetter("ndim"), attrgetter("dtype")
 Columns: TypeAlias = list[list[Any]]
 """Of some samples: token ids, labels, loss masks, and `Extras`, each None where a sample has none.
 Labels and masks are empty lists if no stream of the dataset has them, and so are extras."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Extras:
-    """The extra fields of a sample, or of a segment of one."""
-
-    token_fields: dict[str, Any]
-    """Arrays with one value per token."""
-    payloads: dict[str, list[tuple[Any, int, int]]]
-    """Objects, each with its span: first token, and one past the last."""
-    num_slots: int = 0
-    """Token slots that the payloads take behind the sample's own tokens."""
-    ends: tuple[int, ...] = ()
-    """Where the pieces of a sample end that is longer than a pack and has payloads."""
-
-    @property
-    def hashed(self) -> int:
-        """A hash of token fields and of the spans of payloads."""
-        values = [row for row in self.token_fields.values() if not row.dtype.hasobject]
-        values += [np.array([(a, b) for _, a, b in own]) for own in self.payloads.values()]
-        mixed = 0
-        for row in values:
-            mixed = zlib.crc32(row.tobytes(), mixed)
-        return mixed
-
-    def slice(self, start: int, stop: int) -> Extras:
-        """Return the extras of tokens [start, stop), a payload with its first token."""
-        return Extras(
-            token_fields={k: v[start:stop].copy() for k, v in self.token_fields.items()},
-            payloads={
-                name: [(o, a - start, b - start) for o, a, b in objects if start <= a < stop]
-                for name, objects in self.payloads.items()
-            },
-        )
-
-    def take(self, start: int, stop: int) -> Extras:
-        """Return the extras of tokens [start, stop); their payloads leave this sample."""
-        taken = self.slice(start, stop)
-        for name, objects in self.payloads.items():
-            self.payloads[name] = [each for each in objects if not start <= each[1] < stop]
-        return taken
-
-
-class PlainSample(NamedTuple):
-    """Arrays of a sample that need no further checks, except of the values."""
-
-    tokens: Any
-    labels: Any
-    mask: Any
 
 
 class ItemDecoder:
@@ -114,17 +63,15 @@ class ItemDecoder:
     def own(self, item: Any) -> tuple[Any, int]:
         """Return an item that the source may not change any more, and its tokens or characters.
 
-        It may be an array of token ids or a `PlainSample` already.
+        It may be an array of token ids or an `IterableSample` already.
         """
         stream, is_text = self._stream, self._stream.tokenizer is not None
         plain = None if is_text else stream.plain(item)
         if plain is not None:
             tokens, labels, mask = plain
             if self._copies:
-                tokens = tokens.copy()
-                labels = None if labels is None else labels.copy()
-                mask = None if mask is None else mask.copy()
-            return tokens if self._is_bare else PlainSample(tokens, labels, mask), len(tokens)
+                tokens, labels, mask = [None if row is None else row.copy() for row in plain]
+            return tokens if self._is_bare else IterableSample(tokens, labels, mask), len(tokens)
         row = item
         if isinstance(item, Mapping):
             row = item.get(stream.text if is_text else stream.tokens, item.get("input_ids"))
@@ -140,7 +87,7 @@ class ItemDecoder:
         ids = None if self._stream.tokenizer is None else self._encode(items, numbers)
         values = list(items if ids is None else ids)
         plain: list[list[Any]] = []
-        if not self._skips and set(map(type, values)) == {PlainSample}:
+        if not self._skips and set(map(type, values)) == {IterableSample}:
             plain = list(map(list, zip(*values, strict=True)))
         elif self._is_bare and not self._skips and are_integer_rows(values):
             plain = [values]
@@ -160,26 +107,51 @@ class ItemDecoder:
         for failure in (item, ids):
             if isinstance(failure, DataError):
                 return 0, failure, None, None, None
-        stream, packing = self._stream, self._packing
-        plain: Plain | None = None
-        if isinstance(item, PlainSample):
-            plain = item
-        elif ids is None or self._is_bare:
+        stream, sample = self._stream, item if isinstance(item, IterableSample) else None
+        if sample is None and (ids is None or self._is_bare):
             plain = stream.plain(item if ids is None else ids)
+            sample = plain and IterableSample(*plain)
         try:
-            if plain is not None:
-                if self._skips:
-                    stream.check_values(number, plain[0], plain[1])
-                return encoded_length(plain[0], packing), *plain, None
-            sample = stream.sample(item, number, ids)
-            length = encoded_length(sample.tokens, packing) + sample.extra_cost
-            extras = None
-            if stream.has_extras:
-                where, may_split = stream.where(number), stream.payloads.split
-                extras = extras_of(sample, length, packing, where, may_split=may_split)
+            if sample is None:
+                sample = stream.sample(item, number, ids)
+            elif self._skips:
+                stream.check_values(number, sample.tokens, sample.labels)
+            length, extras = encoded_length(sample.tokens, self._packing), sample.extras
+            if extras is not None:
+                length += extras.num_slots
+                extras = self._placed(extras, sample.tokens, length, stream.where(number))
         except DataError as error:
             return 0, error, None, None, None
         return length, sample.tokens, sample.labels, sample.loss_mask, extras
+
+    def _placed(self, extras: Extras, tokens: Int64Array, length: int, where: str) -> Extras:
+        """Return the extras of a sample of `length` tokens, with BOS, EOS and slots of payloads.
+
+        A DataError names one that does not fit a pack and may not be cut, or has a span longer than
+        a pack; `where` describes the sample. Such a sample is cut only between spans.
+        """
+        packing = self._packing
+        lead = int(packing.bos_id is not None and tokens[0] != packing.bos_id)
+        around = (lead, length - lead - len(tokens))
+        payloads = {
+            name: [(o, a + lead, b + lead) if b else (o, 0, length) for o, a, b in objects]
+            for name, objects in extras.payloads.items()
+        }
+        spans = [(a, b) for objects in payloads.values() for _, a, b in objects]
+        ends: tuple[int, ...] = ()
+        if length > packing.max_seq_len and spans and packing.overflow in ("split", "truncate"):
+            where = f"{where} of {length} tokens"
+            if packing.overflow == "split" and not self._stream.payloads.split:
+                raise DataError(
+                    f"{where} has payloads, so it is not cut, and does not fit max_seq_len="
+                    f"{packing.max_seq_len}; set Payloads(..., split=True) in its stream, overflow "
+                    "to truncate or drop, or raise max_seq_len"
+                )
+            ends = _cuts(length, packing, spans, where)
+            if packing.overflow == "truncate":
+                ends = ends[:1]
+        fields = {name: np.pad(values, around) for name, values in extras.token_fields.items()}
+        return replace(extras, token_fields=fields, payloads=payloads, ends=ends)
 
     def _encode(self, items: Sequence[Any], numbers: Sequence[int]) -> list[IntArray | DataError]:
         """Return the token ids of each text, or the error of one that has none."""
@@ -225,46 +197,6 @@ def are_integer_rows(values: Sequence[Any]) -> bool:
     if dtypes.count(dtypes[0]) == num:  # faster than a set
         return dtypes[0].char in PLAIN_TYPES
     return all(dtype.char in PLAIN_TYPES for dtype in set(dtypes))
-
-
-def extras_of(
-    sample: IterableSample, length: int, packing: Packing, where: str, *, may_split: bool
-) -> Extras:
-    """Return the extra fields of a sample of `length` tokens, with BOS, EOS and slots of payloads.
-
-    A DataError names one that does not fit a pack and may not be cut, or has a span longer than a
-    pack; `where` describes the sample. Such a sample is cut only between spans.
-    """
-    lead = int(packing.bos_id is not None and sample.tokens[0] != packing.bos_id)
-    payloads = {
-        name: [
-            (thing, int(span[0]) + lead, int(span[1]) + lead)
-            for thing, span in zip(objects, sample.spans[name], strict=True)
-        ]
-        if name in sample.spans
-        else [(thing, 0, length) for thing in objects]
-        for name, objects in sample.payloads.items()
-    }
-    around = (lead, length - lead - len(sample.tokens))
-    spans = [(a, b) for objects in payloads.values() for _, a, b in objects]
-    ends: tuple[int, ...] = ()
-    if length > packing.max_seq_len and spans and packing.overflow in ("split", "truncate"):
-        where = f"{where} of {length} tokens"
-        if packing.overflow == "split" and not may_split:
-            raise DataError(
-                f"{where} has payloads, so it is not cut, and does not fit max_seq_len="
-                f"{packing.max_seq_len}; set Payloads(..., split=True) in its stream, overflow "
-                "to truncate or drop, or raise max_seq_len"
-            )
-        ends = _cuts(length, packing, spans, where)
-        if packing.overflow == "truncate":
-            ends = ends[:1]
-    return Extras(
-        token_fields={k: np.pad(values, around) for k, values in sample.token_fields.items()},
-        payloads=payloads,
-        num_slots=sample.extra_cost,
-        ends=ends,
-    )
 
 
 def _cuts(

@@ -24,7 +24,7 @@ import torch
 
 from streampack.gather.gather import Rows
 from streampack.online.byte_budget import HeldMemory, payload_bytes
-from streampack.online.item_decoder import Columns, Extras, segments_of
+from streampack.online.item_decoder import Columns, segments_of
 from streampack.online.plan import FlowPlan
 from streampack.online.sample_store_kernels import (
     NUM_PLACE,
@@ -35,6 +35,7 @@ from streampack.online.sample_store_kernels import (
     keep,
 )
 from streampack.special_ids import adds_ids, special_ids
+from streampack.streams.sample_fields import Extras
 from streampack.types import (
     IGNORED,
     LENGTH,

@@ -59,8 +59,7 @@ def _contents(stream: IterableStream, number: int) -> Any:
     try:
         if stream.tokenizer is not None:
             return stream.text_of(source[number], number)
-        sample = stream.sample(source[number], number)
+        tokens, labels, loss_mask, _ = stream.sample(source[number], number)
     except Exception as error:  # raised again when the sample is packed
         return type(error).__name__
-    rows = (sample.tokens, sample.labels, sample.loss_mask)
-    return [row if row is None else row.tolist() for row in rows]
+    return [row if row is None else row.tolist() for row in (tokens, labels, loss_mask)]

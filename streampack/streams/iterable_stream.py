@@ -15,9 +15,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from reprlib import repr as short_repr
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,13 +28,13 @@ from streampack.padding import PADDING_MASK, is_padded, padded_range
 from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
 from streampack.streams.sample_fields import (
     ENCODE_CHATS,
+    Extras,
     cast_values,
     invalid_labels,
     invalid_token_ids,
     is_chat,
     is_mask,
-    payload_objects,
-    payload_spans,
+    payloads_of,
     plain_row,
     token_ids,
     values_per_token,
@@ -43,29 +43,20 @@ from streampack.texts.source_traits import MapStyle, check_not_table, has_index
 from streampack.texts.tokenization import check_tokenizer
 from streampack.types import Int64Array
 
-Plain: TypeAlias = tuple[Any, Any, Any]
-"""Token ids, and labels and a loss mask if the stream has them, each of shape (num_tokens,)."""
 # Reserved keys of a batch: no field may have one of these names.
 BATCH_KEYS = {"tokens", "labels", "input_pos", "document_ids", "cu_seqlens", "max_seqlen"}
 BATCH_KEYS |= {"segments", "epoch", "position", "chunks", "seq_lens"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IterableSample:
-    """One sample of an iterable, as arrays."""
+class IterableSample(NamedTuple):
+    """One sample of an iterable, as arrays of integers of shape (num_tokens,)."""
 
-    tokens: Int64Array
-    labels: Int64Array | None
-    """Labels, shape (num_tokens,), if the stream has them."""
-    loss_mask: Int64Array | None
-    """Marks the targets, shape (num_tokens,), if the stream has a mask."""
-    token_fields: dict[str, Any] = field(default_factory=dict)
-    """Extra values per token: one array of shape (num_tokens,) for each field."""
-    payloads: dict[str, list[Any]] = field(default_factory=dict)
-    spans: dict[str, Int64Array] = field(default_factory=dict)
-    """Token span of each object: first and one past the last, shape (num_objects, 2)."""
-    extra_cost: int = 0
-    """Token slots that the sample takes beyond its tokens."""
+    tokens: Any
+    labels: Any = None
+    """None if the stream has no labels."""
+    loss_mask: Any = None
+    """1 for a target; None if the stream has no mask."""
+    extras: Extras | None = None
 
 
 @with_known_options
@@ -254,8 +245,8 @@ class IterableStream:
                 f"{where}: {self.loss_mask!r} has the value {value}, but a loss mask is 1 for a "
                 "target and 0 for any other token; token ids and -100 belong in labels="
             )
-        sample = IterableSample(tokens=tokens, labels=labels, loss_mask=loss_mask)
-        return self._with_extras(sample, item, where) if self.has_extras else sample
+        extras = self._extras(item, len(tokens), where) if self.has_extras else None
+        return IterableSample(tokens, labels, loss_mask, extras)
 
     def _without_padding(
         self, item: Mapping[str, Any], tokens: Int64Array, where: str
@@ -303,14 +294,14 @@ class IterableStream:
                 values_per_token(token_ids(item, self.tokens, ""), item, name, "")
                 warn_unused_label_column("IterableStream", self.name or "of an iterable", name)
 
-    def plain(self, item: Any) -> Plain | None:
-        """Return the arrays of an item that needs no further checks, or None to call `sample`.
+    def plain(self, item: Any) -> tuple[Any, Any, Any] | None:
+        """Return tokens, labels and mask of an item that needs no further checks, else None.
 
         These are the items that `sample` accepts unchanged, except that token ids are not checked.
         The returned arrays may belong to the item and must be copied.
 
-        >>> IterableStream([]).plain(np.array([5, 6]))[0].tolist(), IterableStream([]).plain([0.5])
-        ([5, 6], None)
+        >>> IterableStream([]).plain(np.array([5, 6])), IterableStream([]).plain([0.5])
+        ((array([5, 6]), None, None), None)
         """
         # Runs once per sample, so it avoids properties and repeated lookups.
         is_dict = type(item) is dict
@@ -350,25 +341,19 @@ class IterableStream:
     def _is_tokens_only(self) -> bool:
         return self.labels is None and self.loss_mask is None
 
-    def _with_extras(
-        self, sample: IterableSample, item: Mapping[str, Any], where: str
-    ) -> IterableSample:
+    def _extras(self, item: Mapping[str, Any], num_tokens: int, where: str) -> Extras:
         fields = {
-            name: cast_values(item, name, np.dtype(dtype), len(sample.tokens), where)
+            name: cast_values(item, name, np.dtype(dtype), num_tokens, where)
             for name, dtype in self.token_fields.items()
         }
-        payloads = {name: payload_objects(item.get(name)) for name in self.payloads.payloads}
-        spans = {
-            name: payload_spans(item, span_field, len(payloads[name]), len(sample.tokens), where)
+        payloads = {
+            name: payloads_of(item, name, span_field, num_tokens, where)
             for name, span_field in self.payloads.payloads.items()
-            if span_field is not None
         }
-        extra = 0 if self.payloads.cost is None else self.payloads.cost(item)
-        if not isinstance(extra, int | np.integer) or extra < 0:
+        cost = 0 if self.payloads.cost is None else self.payloads.cost(item)
+        if not isinstance(cost, int | np.integer) or cost < 0:
             raise DataError(
-                f"{where}: the cost of payloads is {extra!r}, but must be the token slots that "
+                f"{where}: the cost of payloads is {cost!r}, but must be the token slots that "
                 "they take beyond the tokens: a whole number of 0 or more"
             )
-        return replace(
-            sample, token_fields=fields, payloads=payloads, spans=spans, extra_cost=int(extra)
-        )
+        return Extras(token_fields=fields, payloads=payloads, num_slots=int(cost))

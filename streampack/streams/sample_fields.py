@@ -9,7 +9,9 @@ Cost: `plain_row` and `is_mask` take one pass over the values, the rest about 1 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,47 @@ ENCODE_CHATS = (
     "encode conversations with their template: IterableStream(ChatSamples(rows, "
     "ChatEncoder(tokenizer)), loss_mask='loss_mask'), both from streampack.texts"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Extras:
+    """The extra fields of a sample, or of a segment of one."""
+
+    token_fields: dict[str, Any]
+    """Arrays with one value per token."""
+    payloads: dict[str, list[tuple[Any, int, int]]]
+    """Objects, each with its span: first token, and one past the last, 0 of the whole sample."""
+    num_slots: int = 0
+    """Token slots that the payloads take behind the sample's own tokens."""
+    ends: tuple[int, ...] = ()
+    """Where the pieces of a sample end that is longer than a pack and has payloads."""
+
+    @property
+    def hashed(self) -> int:
+        """A hash of token fields and of the spans of payloads."""
+        values = [row for row in self.token_fields.values() if not row.dtype.hasobject]
+        values += [np.array([(a, b) for _, a, b in own]) for own in self.payloads.values()]
+        mixed = 0
+        for row in values:
+            mixed = zlib.crc32(row.tobytes(), mixed)
+        return mixed
+
+    def slice(self, start: int, stop: int) -> Extras:
+        """Return the extras of tokens [start, stop), a payload with its first token."""
+        return Extras(
+            token_fields={k: v[start:stop].copy() for k, v in self.token_fields.items()},
+            payloads={
+                name: [(o, a - start, b - start) for o, a, b in objects if start <= a < stop]
+                for name, objects in self.payloads.items()
+            },
+        )
+
+    def take(self, start: int, stop: int) -> Extras:
+        """Return the extras of tokens [start, stop); their payloads leave this sample."""
+        taken = self.slice(start, stop)
+        for name, objects in self.payloads.items():
+            self.payloads[name] = [each for each in objects if not start <= each[1] < stop]
+        return taken
 
 
 def token_ids(item: Mapping[str, Any], name: str, where: str) -> Int64Array:
@@ -174,31 +217,25 @@ def cast_values(
     return values
 
 
-def payload_objects(value: Any) -> list[Any]:
-    """Return copies of a sample's payloads: none, one, or a list of them."""
-    if value is None:
-        return []
-    value = own_copy(value)
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def payload_spans(
-    item: Mapping[str, Any], name: str, num_objects: int, num_tokens: int, where: str
-) -> Int64Array:
-    """Return the token spans of a sample's payloads, shape (num_objects, 2)."""
-    if not num_objects:
-        return np.zeros((0, 2), np.int64)
-    flat = _integers(item, name, where, is_row=False)
+def payloads_of(
+    item: Mapping[str, Any], name: str, span_field: str | None, num_tokens: int, where: str
+) -> list[tuple[Any, int, int]]:
+    """Return copies of the payloads in a field (none, one, or a list), each with its span."""
+    value = own_copy(item.get(name))
+    things = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    if span_field is None or not things:
+        return [(thing, 0, 0) for thing in things]
+    flat = _integers(item, span_field, where, is_row=False)
     spans = flat[: len(flat) // 2 * 2].reshape(-1, 2)
-    if len(flat) % 2 or len(spans) != num_objects:
+    if len(flat) % 2 or len(spans) != len(things):
         raise DataError(
-            f"{where}: {num_objects} payloads, but {len(spans)} spans in {name!r}; give each "
+            f"{where}: {len(things)} payloads, but {len(spans)} spans in {span_field!r}; give each "
             "payload one"
         )
     bad = spans[(spans[:, 0] < 0) | (spans[:, 0] >= spans[:, 1]) | (spans[:, 1] > num_tokens)]
     if len(bad):
         raise DataError(
-            f"{where}: {name!r} has a span {bad[0].tolist()}, which is not inside its "
+            f"{where}: {span_field!r} has a span {bad[0].tolist()}, which is not inside its "
             f"{num_tokens} tokens; a span is its first token and one past its last"
         )
-    return spans
+    return [(thing, *span) for thing, span in zip(things, spans.tolist(), strict=True)]
