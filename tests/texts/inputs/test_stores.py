@@ -140,6 +140,9 @@ def test_an_object_that_was_replaced_is_an_error(server, root, suffix):
     with pytest.raises(DataError, match=rf"^{uri}: changed since it was listed"):
         rows_of(parts)
     assert texts_of(split(uri)) == ["b"] * 100
+    (root / name).write_bytes(b"")  # of which nothing would be requested
+    with pytest.raises(DataError, match=rf"^{uri}: changed since it was listed"):
+        rows_of(parts)
 
 
 @pytest.mark.parametrize("has_next_block", [False, True])
