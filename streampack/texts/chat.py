@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from streampack._checks import check_choice, check_names, read_count
 from streampack.errors import ConfigError, DataError, suggest
-from streampack.texts.chat_rows import RESPONSE, Conversation, is_target, read_row
+from streampack.texts.chat_rows import OF_PROMPTS, RESPONSE, Conversation, is_target, read_row
 from streampack.texts.chat_spans import Rendering, TargetSpans, rendered
 from streampack.types import IntArray
 
@@ -189,6 +189,18 @@ def check_chat_options(options: Any) -> None:
         read_count("max_seq_len", options.max_seq_len)
     for name in ("context_roles", "ignore_fields"):
         check_names(name, getattr(options, name))
+    if RESPONSE in options.context_roles:
+        raise ConfigError(
+            f"context_roles={options.context_roles!r} has {RESPONSE!r}, the role that is learned; "
+            "omit it, and give messages that are not to be learned train=False",
+            option="context_roles",
+        )
+    if name := next((each for each in OF_PROMPTS if options.template_kwargs.get(each)), ""):
+        raise ConfigError(
+            f"template_kwargs has {name}={options.template_kwargs[name]!r}, which is for the "
+            "prompt of an inference, and would change how conversations end; omit it",
+            option="template_kwargs",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ LISTS = ("messages", "conversations")
 PAIRS = {"prompt": "completion", "instruction": "output"}
 PREFERENCES = ("chosen", "rejected")
 KEPT = ("role", "content", "value")  # even if they are null
+OF_PROMPTS = ("add_generation_prompt", "continue_final_message")
+"""Arguments of templates that change how a text ends, which is for prompts."""
 FIELDS = (*LISTS, *PAIRS, *PAIRS.values(), "input", "system", "tools", "chat_template_kwargs")
 FORMATS = "messages, conversations, prompt and completion, or instruction and output"
 SHAREGPT_ROLES = {
@@ -95,7 +97,7 @@ def read_row(row: Any, ignored: Collection[str] = ()) -> Conversation:
         messages = prompt + _turns(row["completion"], RESPONSE)
     elif "instruction" in row and "output" in row:
         texts = [row["instruction"], row.get("input")]
-        asked = "\n".join(str(text) for text in texts if text)
+        asked = "\n".join(str(text) for text in texts if text not in (None, ""))
         messages = [*_turns(asked, "user"), *_turns(row["output"], RESPONSE)]
     else:
         raise DataError(
@@ -109,6 +111,11 @@ def read_row(row: Any, ignored: Collection[str] = ()) -> Conversation:
         raise DataError(
             f"chat_template_kwargs={repr(options)[:60]} must be an object, such as "
             "{'enable_thinking': False}; write it so, or remove it"
+        )
+    if name := next((each for each in OF_PROMPTS if options.get(each)), None):
+        raise DataError(
+            f"chat_template_kwargs has {name}={options[name]!r}, which is for the prompt of an "
+            "inference, and would change how the conversation ends; remove it"
         )
     tools = _parsed(row.get("tools"))
     if isinstance(tools, str) and tools:
@@ -256,6 +263,11 @@ def _read_message(
         read.pop("tool_calls", None)
     if isinstance(content := read.get("content"), list):
         read["content"] = [_text_part(part, number) for part in content]
+    elif read["role"] == RESPONSE and not isinstance(content, str | None):
+        raise DataError(
+            f"message {number} has the content {repr(content)[:60]}, which would be learned as "
+            "Python prints it; write it as text"
+        )
     return read, all(marks.values())
 
 

@@ -86,10 +86,10 @@ class RowFormat:
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, Backend)
         check_choice("special_tokens", self.special_tokens, SpecialTokens)
+        convert_fields(self, read_json_object, "template_kwargs")
         check_chat_options(self)
         for name in ("context_roles", "ignore_fields"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        convert_fields(self, read_json_object, "template_kwargs")
         is_exact = self.encodes_text and self.backend == "huggingface"
         if self.special_tokens == "text" and not is_exact:
             raise ConfigError(

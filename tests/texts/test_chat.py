@@ -17,6 +17,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from streampack import (
+    Chats,
     IterableStream,
     PackedIterableDataset,
     PackedStreamingDataset,
@@ -276,6 +277,7 @@ FORMS: list[tuple[Any, list[dict[str, Any]]]] = [
     ({"instruction": "hello", "input": None, "output": "fine", "messages": None}, CHAT),
     ({"instruction": "hello", "output": "fine"}, CHAT),
     ({"instruction": "Add.", "input": "1 1", "output": "2"}, say("Add.\n1 1", "2")),
+    ({"instruction": "Square.", "input": 0, "output": "0"}, say("Square.\n0", "0")),
     ({"messages": CHAT, "system": "Be brief."}, [FIRST, *CHAT]),
     ({"messages": [FIRST, *CHAT], "system": "Be brief."}, [FIRST, *CHAT]),
     ({"prompt": "hello", "completion": "fine", "system": "Be brief."}, [FIRST, *CHAT]),
@@ -571,6 +573,34 @@ def test_roles_of_ones_own_are_read_and_not_learned():
     sample = ChatEncoder(tokenizer, context_roles=["critic"])(chat)
     assert learned(sample, tokenizer) == "b<|im_end|>d<|im_end|>"
     assert ChatEncoder(tokenizer, "all")(chat)["loss_mask"].all()
+
+
+@pytest.mark.parametrize("name", ["add_generation_prompt", "continue_final_message"])
+def test_arguments_for_prompts_are_refused(name):
+    with pytest.raises(ConfigError, match=f"template_kwargs has {name}=True.*; omit it"):
+        ChatEncoder(tokenizer_of(), "all", template_kwargs={name: True})
+    with pytest.raises(ConfigError, match=f"template_kwargs has {name}=True"):
+        Chats([], "tokenizer", template_kwargs={name: True})
+    row = {"messages": say("a", "b"), "chat_template_kwargs": {name: True}}
+    with pytest.raises(DataError, match=f"chat_template_kwargs has {name}=True.*; remove it"):
+        ChatEncoder(tokenizer_of(), "all")(row)
+    row["chat_template_kwargs"] = {name: False}
+    assert_equal(ChatEncoder(tokenizer_of())(row), ChatEncoder(tokenizer_of())(say("a", "b")))
+
+
+def test_the_role_of_responses_is_no_context():
+    with pytest.raises(ConfigError, match="has 'assistant', the role that is learned; omit it"):
+        ChatEncoder(tokenizer_of(), context_roles=["critic", "assistant"])
+
+
+@pytest.mark.parametrize("content", [{"answer": 5}, 5, True])
+def test_a_response_that_is_no_text_is_refused(content):
+    chat = [
+        {"role": "user", "content": {"of": "a tool"}},
+        {"role": "assistant", "content": content},
+    ]
+    with pytest.raises(DataError, match=r"message 1 has the content .* write it as text"):
+        ChatEncoder(tokenizer_of())(chat)
 
 
 def test_conversations_without_a_response_are_written_and_counted(tmp_path):
