@@ -220,8 +220,8 @@ def _plain_type(kind: Any) -> Any:
         return pyarrow.struct(plain)
     if types.is_map(kind):
         return pyarrow.map_(*plain[0].type)
-    is_other = types.is_union(kind) or types.is_run_end_encoded(kind)
-    return kind if is_other else pyarrow.large_list(*plain)  # others cannot be converted
+    is_list = len(plain) == 1 and not types.is_union(kind)
+    return pyarrow.large_list(*plain) if is_list else kind  # others cannot be converted
 
 
 def arrow_messages(file: BinaryIO) -> Iterator[tuple[int, int, int, int]]:
