@@ -8,17 +8,22 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from streampack.errors import ConfigError, DataError
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # at least two letters: one letter is a Windows drive
 
 
@@ -115,11 +120,47 @@ def _refuse_folder(error: OSError) -> NoReturn:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file, which gets its final name once it is written."""
+    """Yield the path of a temporary file, which gets its final name once it is written.
+
+    Those that killed processes left are removed first.
+    """
     # So that a full disk leaves no broken file.
+    for left in path.parent.glob(f".{escape(path.name)}.{'[0-9a-f]' * 32}"):
+        remove_unowned(left)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
+    with owned(temporary):
         yield temporary
         temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def owned(path: Path) -> Iterator[BinaryIO]:
+    """Open and lock a file, and remove it at the end: it shows that its owner lives."""
+    while True:
+        with path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+            # Another process may have removed the file before it was locked: its name is another's.
+            try:
+                is_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
+            except FileNotFoundError:
+                is_there = False
+            if not is_there:
+                continue
+            try:
+                yield file
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def remove_unowned(path: Path, folder: Path | None = None) -> None:
+    """Remove a file that a killed process owned, and the folder that it was for."""
+    with suppress(OSError), path.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        path.unlink()

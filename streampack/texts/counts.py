@@ -162,15 +162,10 @@ def _count(files: Sequence[InputSlice], wanted: RowSelection) -> list[Int64Array
 
 @contextmanager
 def file_lock(path: Path, num_bytes: int) -> Iterator[None]:
-    """Hold the lock of a file of the cache that takes `num_bytes`, without what others left of it.
-
-    An OSError is a DataError.
-    """
+    """Hold the lock of a file of the cache that takes `num_bytes`; an OSError is a DataError."""
     with as_data_error(path, num_bytes, is_retried=False):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
-            for left in path.parent.glob(f".{path.name}.*"):  # by a process that was killed
-                left.unlink()
             yield
 
 

@@ -16,17 +16,16 @@ Cost: one file in memory at a time.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
-from streampack._paths import folder_of, shown_path
+from streampack._paths import folder_of, owned, remove_unowned, shown_path
 from streampack.errors import ConfigError, DataError
 from streampack.stores.failures import FailureKind, codes_of
 from streampack.stores.retries import kind_of, list_objects, request
@@ -34,7 +33,6 @@ from streampack.stores.store import Store
 
 TEMPORARY = ".partial"
 LOCK = f".commit{TEMPORARY}"
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 NO_BUCKET = "NoSuchBucket"
 WAY_OUT = "check the URL, S3_ENDPOINT_URL and the network, then run the same command again"
@@ -138,39 +136,6 @@ class LocalOutput:
             file.flush()
             os.fsync(file.fileno())  # a name never outlives its bytes, even without power
             yield temporary
-
-
-@contextmanager
-def owned(path: Path) -> Iterator[BinaryIO]:
-    """Open and lock a file, and remove it at the end: it shows that its owner lives."""
-    while True:
-        with path.open("ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    raise
-            # Another process may have removed the file before it was locked: its name is another's.
-            try:
-                is_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
-            except FileNotFoundError:
-                is_there = False
-            if not is_there:
-                continue
-            try:
-                yield file
-            finally:
-                path.unlink(missing_ok=True)
-            return
-
-
-def remove_unowned(path: Path, folder: Path | None = None) -> None:
-    """Remove a file that a killed process owned, and the folder that it was for."""
-    with suppress(OSError), path.open("r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        path.unlink()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from streampack._checks import check_choice
-from streampack._paths import local_path
+from streampack._paths import local_path, owned, remove_unowned
 from streampack.errors import ConfigError, DataError
 from streampack.mds.columns import DTYPES, token_names
 from streampack.mds.encoder import EncodedShard, ShardEncoder, ShardLayout, index_json
@@ -40,7 +40,6 @@ from streampack.texts.inputs.values import BadValueError
 from streampack.texts.samples import SampleSchema
 from streampack.texts.source_traits import as_array, check_not_table
 from streampack.types import UInt32Array
-from streampack.write.job_output import owned, remove_unowned
 from streampack.write.options import Written
 
 PARTIAL = ".partial"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from streampack._paths import replaced
 from streampack.storage import filesystem as disk_module
 from streampack.storage.filesystem import WRITE_BYTES, LocalFilesystem, LockBusyError
 
@@ -16,6 +17,13 @@ from streampack.storage.filesystem import WRITE_BYTES, LocalFilesystem, LockBusy
 def hold_for_ever(path: Path, pipe: Connection) -> None:
     with LocalFilesystem().lock(path, 0):
         pipe.send("held")
+        pipe.recv()
+
+
+def replace_for_ever(path: Path, pipe: Connection) -> None:
+    with replaced(path) as temporary:
+        temporary.write_bytes(b"half")
+        pipe.send("written")
         pipe.recv()
 
 
@@ -92,6 +100,29 @@ def test_a_lock_is_busy_while_held_and_free_once_its_holder_is_killed(tmp_path):
     holder.join(30)
     with LocalFilesystem().lock(path, 0):
         pass
+
+
+@pytest.mark.processes
+def test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_one_keeps_it(tmp_path):
+    path = tmp_path / "lengths[1].bin"
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    writer = fork.Process(target=replace_for_ever, args=(path, theirs), daemon=True)
+    writer.start()
+    assert ours.poll(30)
+    others = [f".{path.name}", f".{path.name}.bak", f".{path.name}.{'0' * 32}.x"]
+    for name in others:
+        (tmp_path / name).touch()
+    for content in (b"living", b"killed"):
+        if content == b"killed":
+            writer.kill()
+            writer.join(30)
+        with replaced(path) as temporary:
+            temporary.write_bytes(content)
+        assert path.read_bytes() == content
+        names = {each.name for each in tmp_path.iterdir()} - {path.name, *others}
+        assert len(names) == (content == b"living")
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_two_threads_of_one_process_shut_each_other_out(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -137,7 +138,7 @@ def test_a_file_system_without_locks_gets_its_files_all_the_same(tmp_path, monke
     def no_lock(*_):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(output_module.fcntl, "flock", no_lock)
+    monkeypatch.setattr(fcntl, "flock", no_lock)
     output = LocalOutput(url=str(tmp_path))
     with output.locked():
         assert output.put_new("a", b"1")
