@@ -40,11 +40,17 @@ from streampack.streams.sources.values import default_name, is_path
 from streampack.streams.text_lengths import indexed_lengths, known_lengths
 from streampack.streams.text_shards import TextShards
 from streampack.streams.token_stream import Opening, TokenStream
-from streampack.texts.identity import Identity, described, fingerprint, probe
 from streampack.texts.pool import tokenizer_pool
 from streampack.texts.rows import LOSS_MASK, row_format, tokenizer_digest
 from streampack.texts.table import open_table
-from streampack.texts.token_shard import ShardFormat, dtype_of
+from streampack.texts.token_shard import (
+    ShardFormat,
+    described,
+    dtype_of,
+    fingerprint,
+    identity_of,
+    probe,
+)
 from streampack.texts.tokenization import compare_added_tokens, tokenizer_folder
 from streampack.texts.transform import Transform
 
@@ -105,7 +111,7 @@ def shards_of_texts(
             "local= to a folder of this node's disk, or Buffers(cache_limit=) to what may be kept"
         )
     num_workers = opening.num_workers or Buffers().processes(1)
-    identity = Identity.of(form.rows, form.transform)
+    identity = identity_of(form)
     probed, tokens_per_byte = tokenizer_pool(num_workers).run(partial(probe, table, form))
     name = opening.stream.name or default_name(source.files)
     location = StreamLocation(folder=root / "tokens", remote=name, root=root)

@@ -29,15 +29,16 @@ from streampack.storage.cache import CachedFile, MappedShard, ShardCache
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.parts import SamplePart
 from streampack.streams.shard_pool import OpenShard
-from streampack.texts.identity import Identity, token_shard_name
 from streampack.texts.inputs.values import RowSelection
 from streampack.texts.pool import tokenizer_pool
 from streampack.texts.table import TextShard, TextTable, decode_unit, read_whole_row
 from streampack.texts.token_shard import (
+    Identity,
     ShardFormat,
     TokenShard,
     make_token_shard,
     parse_token_shard,
+    token_shard_name,
 )
 from streampack.types import Int64Array, IntArray, LengthCost
 

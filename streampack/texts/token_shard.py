@@ -10,6 +10,14 @@
     columns      a value for each id: uint8, the loss mask of conversations; int32, labels and
                  masks of rows of token ids
 
+What a token shard is named by, and what the fingerprint of a run has of texts::
+
+    name          versions of files, rows | tokenizer, options, transform | versions of libraries
+    fingerprint   names, sizes, rows      | tokenizer, options, transform | ids of the first rows
+
+So a library that gives other ids is refused at a resume, and one that gives the same is not. BOS,
+EOS and `overflow` are in neither.
+
 A row has one sample, or with `train_on="each_response"` one for each response. An empty row, one
 that is omitted, and a bad one that may be skipped have one sample of length 0, so that no other
 row is moved.
@@ -19,15 +27,21 @@ Cost: the tokenizer's. A file takes 4 bytes a row, and 2 or 4 a token, and the c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain, compress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
+import streampack
+from streampack._extras import installed
 from streampack.errors import BadRowsError, DataError
 from streampack.mds.columns import Spans
 from streampack.storage.filesystem import LocalFilesystem
@@ -35,7 +49,7 @@ from streampack.storage.sealed import SEAL_BYTES, seal
 from streampack.texts.inputs.slices import RowBatch
 from streampack.texts.rows import LOSS_MASK, RowEncoder, RowFormat
 from streampack.texts.samples import SampleSchema, list_dtype
-from streampack.texts.table import TextShard, read_shard
+from streampack.texts.table import TextShard, TextTable, read_shard
 from streampack.texts.tokenization import load_tokenizer, num_ids
 from streampack.texts.transform import Transform
 from streampack.types import ByteArray, Int64Array
@@ -48,7 +62,10 @@ ALIGNMENT = 8  # of the ids
 LEAST_RATE_OF_IDS = 0.5
 ROOM = 1.5  # reserved for each token of an estimate: some texts have more than the first ones
 OR_SKIP = "; set on_bad_row='skip' to skip such rows"
-MOST_PROBED = 16  # shards whose first rows wait until they are made; at most 1 MiB of text each
+PROBE_ROWS = 256
+PROBE_BYTES = 1 << 20
+MOST_PROBED = 16  # shards whose first rows wait until they are made
+TOKENS_PER_BYTE = 0.25  # without any text
 
 
 class ShardCounts(NamedTuple):
@@ -124,17 +141,110 @@ def dtype_of(tokenizer: Path | None) -> str:
     return "uint16" if is_small else "int32"
 
 
+class Identity(NamedTuple):
+    """What the ids of a row depend on, other than the row itself."""
+
+    options: str
+    """Tokenizer by content, options of a `RowFormat` that change ids, and transform, as JSON."""
+    versions: str
+    """Versions of libraries, as JSON; they are in names, and not in fingerprints."""
+
+
+def identity_of(form: ShardFormat) -> Identity:
+    """Return the identity of rows of a format."""
+    options = {k: v for k, v in asdict(form.rows).items() if k != "tokenizer"}
+    described = [options, form.digest, form.transform and asdict(form.transform)]
+    versions = library_versions(form.rows.backend, is_chat=form.is_chat)
+    return Identity(json.dumps(described, sort_keys=True), json.dumps(versions, sort_keys=True))
+
+
+def library_versions(backend: str, *, is_chat: bool) -> dict[str, str | None]:
+    """Return the versions of what token ids depend on, streampack among it, by name."""
+    libraries = ["tokenizers", *(["gigatoken"] if backend == "gigatoken" else [])]
+    libraries += ["transformers", "jinja2"] if is_chat else []
+    return {"streampack": streampack.__version__} | {name: installed(name) for name in libraries}
+
+
+def token_shard_name(table: TextTable, number: int, identity: Identity) -> str:
+    """Return the name of a token shard: 32 hex digits of versions of files, rows and identity."""
+    shard = table.shard(number)
+    units = [
+        (table.memory or unit.uri, unit.version, unit.start, unit.stop) for unit in shard.units
+    ]
+    described = [units, shard.first_row, shard.num_rows, *identity]
+    return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
+
+
+def described(table: TextTable, identity: Identity, probed: str) -> dict[str, object]:
+    """Return by name what samples depend on, as an index of their lengths states it.
+
+    `probed` is the digest of `probe`.
+    """
+    options, tokenizer, transform = json.loads(identity.options)
+    own = {"tokenizer": tokenizer, **options, "transform": transform}
+    return {**own, "files": table.digest(), "ids of the first rows": probed}
+
+
+def fingerprint(of: Mapping[str, object]) -> str:
+    """Return what a resume compares: a digest of the table, the options and the probe's ids."""
+    return hashlib.blake2b(json.dumps(of).encode(), digest_size=16).hexdigest()
+
+
 Encoded: TypeAlias = "dict[int, list[dict[str, Any] | None] | str]"
 """What `RowEncoder.encode` returned for rows, by their numbers in the shard."""
-probed: dict[tuple[TextShard, ShardFormat], Encoded] = {}
+_probed: dict[tuple[TextShard, ShardFormat], Encoded] = {}
 """The rows that this process has encoded of shards that are not made yet."""
 
 
-def keep_probed(shard: TextShard, form: ShardFormat, rows: Encoded) -> None:
-    """Keep rows until their shard is made, which so does not encode them again."""
-    probed.setdefault((shard, form), {}).update(rows)
-    if len(probed) > MOST_PROBED:
-        del probed[next(iter(probed))]
+def probe(table: TextTable, form: ShardFormat) -> tuple[str, float]:
+    """Tokenize the first 256 rows, 1 MiB of text at most, and keep them for their token shards.
+
+    Returns:
+        A digest of the ids, and of what comes with them, such as loss masks; and the tokens divided
+        by the bytes of rows as JSON, for estimates: 0.25 without any text.
+    """
+    digest, encoder = hashlib.blake2b(digest_size=16), row_encoder(form)
+    num_rows = num_tokens = num_bytes = 0
+    batches = (
+        (shard, batch)
+        for shard in map(table.shard, range(len(table)))
+        for batch in read_shard(shard, form.rows.selection, form.transform)
+    )
+    for shard, batch in batches:
+        taken, size = _first(batch, PROBE_ROWS - num_rows, PROBE_BYTES - num_bytes)
+        num_bytes += size
+        encoded = encoder.encode(taken)
+        _probed.setdefault((shard, form), {}).update(zip(taken.rows, encoded, strict=True))
+        if len(_probed) > MOST_PROBED:
+            del _probed[next(iter(_probed))]
+        for samples in encoded:
+            for sample in () if isinstance(samples, str) else filter(None, samples):
+                tokens, *others = sample.values()
+                num_tokens += len(tokens)
+                digest.update(tokens.astype("<i4").tobytes())
+                digest.update(b"".join(other.tobytes() for other in others))
+            digest.update(b"|")
+        num_rows += batch.num_rows
+        if num_rows >= PROBE_ROWS or len(taken.values) < len(batch.values):
+            break
+    return digest.hexdigest(), num_tokens / num_bytes if num_tokens else TOKENS_PER_BYTE
+
+
+def _first(batch: RowBatch, num_rows: int, num_bytes: int) -> tuple[RowBatch, int]:
+    """Return the first rows of a batch, up to a number and to bytes, and their bytes as JSON."""
+    sizes = list(map(_size, batch.values))
+    are_taken = [
+        number < num_rows and total <= num_bytes for number, total in enumerate(accumulate(sizes))
+    ]
+    return batch.take(are_taken), sum(compress(sizes, are_taken))
+
+
+def _size(value: Any) -> int:
+    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    try:
+        return len(orjson.dumps(value, default=str, option=option))
+    except TypeError:  # half of a surrogate pair, which a transform may return
+        return len(repr(value))
 
 
 class _Samples:
@@ -221,7 +331,7 @@ def make_token_shard(
         DataError: If a row is bad and may not be skipped, or a file is damaged or has changed.
     """
     encoder, samples = row_encoder(form), _Samples(shard, form)
-    known = probed.pop((shard, form), {})
+    known = _probed.pop((shard, form), {})
     for batch in read_shard(shard, form.rows.selection, form.transform, decoded=decoded):
         samples.add(batch, encoder, known)
     counts, pieces = samples.pieces()

@@ -22,8 +22,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 from streampack._extras import installed
 from streampack.errors import ConfigError, DataError
 from streampack.mds.index import INDEX_FILE
-from streampack.texts.identity import library_versions
 from streampack.texts.inputs.slices import InputSlice
+from streampack.texts.token_shard import library_versions
 from streampack.write.job_output import Output
 
 JOB_FILE = "job.json"

@@ -13,10 +13,20 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from streampack.errors import ConfigError
 from streampack.texts import units
-from streampack.texts.identity import Identity, described, fingerprint, probe, token_shard_name
 from streampack.texts.rows import RowFormat, tokenizer_digest
 from streampack.texts.table import TextTable, open_table
-from streampack.texts.token_shard import ShardFormat, make_token_shard, probed, row_encoder
+from streampack.texts.token_shard import (
+    Identity,
+    ShardFormat,
+    _probed,
+    described,
+    fingerprint,
+    identity_of,
+    make_token_shard,
+    probe,
+    row_encoder,
+    token_shard_name,
+)
 from streampack.texts.tokenization import load_tokenizer, tokenizer_folder
 from streampack.texts.transform import Transform
 from tests.helpers.inputs import TEXT, write_rows
@@ -42,12 +52,17 @@ def rows_of(words: Path, **options) -> RowFormat:
     return RowFormat(tokenizer=words, **options)
 
 
+def form_of(rows: RowFormat, transform: Transform | None = None) -> ShardFormat:
+    digest = tokenizer_digest(rows)
+    return ShardFormat(rows=rows, digest=digest, dtype="uint16", transform=transform)
+
+
 def names_of(table: TextTable, identity: Identity) -> set[str]:
     return {token_shard_name(table, number, identity) for number in range(len(table))}
 
 
 def probe_of(table: TextTable, rows: RowFormat) -> tuple[str, float]:
-    return probe(table, ShardFormat(rows=rows, digest=tokenizer_digest(rows), dtype="uint16"))
+    return probe(table, form_of(rows))
 
 
 CHANGES = {
@@ -64,8 +79,8 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_option_that_changes_ids_changes_names_and_fingerprint(change, tmp_path, words):
     table = open_table(write_rows(tmp_path / "a.jsonl", TEXTS), TEXT, tmp_path)
-    before = Identity.of(rows_of(words))
-    after = Identity.of(CHANGES[change](tmp_path, rows_of(words)))
+    before = identity_of(form_of(rows_of(words)))
+    after = identity_of(form_of(CHANGES[change](tmp_path, rows_of(words))))
     probed, _ = probe_of(table, rows_of(words))
     assert names_of(table, before).isdisjoint(names_of(table, after))
     assert fingerprint(described(table, before, probed)) != fingerprint(
@@ -86,16 +101,16 @@ def test_an_option_that_changes_ids_changes_names_and_fingerprint(change, tmp_pa
 )
 def test_an_option_of_conversations_changes_names(name, value, words):
     rows = rows_of(words, chat="messages")
-    assert Identity.of(rows) != Identity.of(replace(rows, **{name: value}))
+    assert identity_of(form_of(rows)) != identity_of(form_of(replace(rows, **{name: value})))
 
 
 def test_what_changes_no_id_changes_no_name(tmp_path, words):
     path = write_rows(tmp_path / "a.jsonl", TEXTS)
     table = open_table(path, TEXT, tmp_path)
-    identity = Identity.of(rows_of(words))
+    identity = identity_of(form_of(rows_of(words)))
     copy = save_tokenizer(tmp_path / "copy", "a", "b", "c")
-    assert Identity.of(rows_of(copy)) == identity
-    assert Identity.of(rows_of(words, columns=("url",))) != identity  # the shard has it
+    assert identity_of(form_of(rows_of(copy))) == identity
+    assert identity_of(form_of(rows_of(words, columns=("url",)))) != identity  # the shard has it
     again = open_table(path, TEXT, tmp_path / "other")
     assert names_of(again, identity) == names_of(table, identity)
     memory = [open_table(TEXTS, TEXT, tmp_path / cache) for cache in ("one", "two")]
@@ -111,7 +126,7 @@ def test_another_version_of_a_file_or_a_library_changes_names_and_no_fingerprint
     monkeypatch.setattr(units, "SHARD_BYTES", 1 << 10)
     path = write_rows(tmp_path / "a.jsonl", TEXTS)
     table, rows = open_table(path, TEXT, tmp_path), rows_of(words)
-    identity = Identity.of(rows)
+    identity = identity_of(form_of(rows))
     probed, _ = probe_of(table, rows)
     assert len(names_of(table, identity)) == len(table) > 2
 
@@ -122,8 +137,8 @@ def test_another_version_of_a_file_or_a_library_changes_names_and_no_fingerprint
         described(table, identity, probed)
     )
 
-    monkeypatch.setattr("streampack.texts.identity.installed", lambda _: "99")
-    upgraded = Identity.of(rows)
+    monkeypatch.setattr("streampack.texts.token_shard.installed", lambda _: "99")
+    upgraded = identity_of(form_of(rows))
     assert names_of(table, upgraded).isdisjoint(names_of(table, identity))
     assert fingerprint(described(table, upgraded, probed)) == fingerprint(
         described(table, identity, probed)
@@ -142,7 +157,7 @@ def test_a_transform_and_its_version_are_in_the_name(words):
         Transform("copy:copy", "2"),
         Transform("copy:deepcopy"),
     ]
-    assert len({Identity.of(rows, transform).options for transform in transforms}) == 4
+    assert len({identity_of(form_of(rows, transform)).options for transform in transforms}) == 4
 
 
 def test_a_probe_reads_the_first_rows_and_no_more(tmp_path, words):
@@ -169,7 +184,7 @@ def test_rows_that_were_probed_are_not_encoded_again_for_their_shards(tmp_path, 
     monkeypatch.setattr(units, "SHARD_BYTES", 1 << 10)
     texts = [text.replace("b", "b" * (number % 9 > 0)) for number, text in enumerate(TEXTS)]
     rows = rows_of(words)
-    form = ShardFormat(rows=rows, digest=tokenizer_digest(rows), dtype="uint16")
+    form = form_of(rows)
     table = open_table(write_rows(tmp_path / "a.jsonl", texts), TEXT, tmp_path)
     assert len(table) == 6
     seen: list[str] = []
@@ -191,12 +206,12 @@ def test_rows_that_were_probed_are_not_encoded_again_for_their_shards(tmp_path, 
 
 def test_rows_that_were_probed_are_kept_of_few_shards(tmp_path, words, monkeypatch):
     monkeypatch.setattr("streampack.texts.token_shard.MOST_PROBED", 2)
-    probed.clear()
+    _probed.clear()
     for name in "abc":
         table = open_table(write_rows(tmp_path / f"{name}.jsonl", ["a"]), TEXT, tmp_path)
         probe_of(table, rows_of(words))
-    assert [Path(shard.units[0].uri).name for shard, _ in probed] == ["b.jsonl", "c.jsonl"]
-    probed.clear()
+    assert [Path(shard.units[0].uri).name for shard, _ in _probed] == ["b.jsonl", "c.jsonl"]
+    _probed.clear()
 
 
 def test_a_name_of_the_hub_is_resolved_to_a_revision_offline_too(tmp_path, words, monkeypatch):
