@@ -29,10 +29,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import accumulate, chain, compress
+from itertools import accumulate, compress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -46,7 +46,7 @@ from streampack.errors import BadRowsError, DataError
 from streampack.mds.columns import Spans
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.sealed import SEAL_BYTES, seal
-from streampack.texts.inputs.slices import RowBatch
+from streampack.texts.inputs.slices import BadRow, RowBatch
 from streampack.texts.rows import LOSS_MASK, RowEncoder, RowFormat
 from streampack.texts.samples import SampleSchema, list_dtype
 from streampack.texts.table import TextShard, TextTable, read_shard
@@ -247,80 +247,6 @@ def _size(value: Any) -> int:
         return len(repr(value))
 
 
-class _Samples:
-    """The samples of a shard, as they are encoded."""
-
-    def __init__(self, shard: TextShard, form: ShardFormat) -> None:
-        self._shard = shard
-        self._form = form
-        self.ids: list[npt.NDArray[Any]] = []
-        self.columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in form.columns}
-        self.rows: list[int] = []
-        self.lengths: list[int] = []
-        self.num_bad = self.num_untrained = 0
-
-    def add(self, batch: RowBatch, encoder: RowEncoder, known: Encoded) -> None:
-        """Add rows, numbered in the shard, of which some are known."""
-        for bad in batch.bad:
-            self._refuse(bad.uri, bad.row, bad.reason)
-        others = iter(encoder.encode(batch.take([row not in known for row in batch.rows])))
-        for row in batch.rows:
-            samples = known[row] if row in known else next(others)
-            if isinstance(samples, str):
-                self._refuse(*self._shard.place(row), samples)
-                continue
-            for sample in samples:
-                self._add(row, sample)
-
-    def _add(self, row: int, sample: dict[str, Any] | None) -> None:
-        if sample is None:
-            return
-        if self._form.is_chat and not sample[LOSS_MASK].any():
-            self.num_untrained += 1
-            return
-        for name, values in self.columns.items():
-            values.append(sample[name])
-        self.rows.append(row)
-        self.ids.append(sample[COLUMN])
-        self.lengths.append(len(sample[COLUMN]))
-
-    def _refuse(self, uri: str, row: int, reason: str) -> None:
-        self.num_bad += 1
-        if self._form.on_bad_row == "error":
-            raise BadRowsError(f"{uri}, row {row}: {reason}{OR_SKIP}", uri=uri)
-
-    def pieces(self) -> tuple[ShardCounts, list[bytes]]:
-        """Return the counts, and a file's contents after its seal."""
-        form = self._form
-        rows, own = np.array(self.rows, np.int64), np.array(self.lengths, np.int64)
-        has_none = np.ones(self._shard.num_rows, np.bool_)
-        has_none[rows] = False
-        # Rows without a sample get an empty one, at their place.
-        all_rows = np.concatenate([rows, np.flatnonzero(has_none)])
-        order = np.argsort(all_rows, kind="stable")
-        lengths = np.concatenate([own, np.zeros(has_none.sum(), np.int64)])[order]
-        counts = ShardCounts(
-            num_samples=len(lengths),
-            num_tokens=int(own.sum()),
-            itemsize=np.dtype(form.dtype).itemsize,
-            num_columns=len(form.columns),
-            column_bytes=np.dtype(form.column_dtype).itemsize,
-            has_rows=form.has_rows,
-            num_bad=self.num_bad,
-            num_untrained=self.num_untrained,
-            num_empty=int(has_none.sum()),
-        )
-        tables = [np.array(counts, "<i8"), lengths.astype("<u4")]
-        if form.has_rows:
-            tables.append(all_rows[order].astype("<u4"))
-        num_bytes = SEAL_BYTES + sum(table.nbytes for table in tables)
-        tables.append(np.zeros(-num_bytes % ALIGNMENT, np.uint8))
-        ids = np.concatenate([np.zeros(0, form.dtype), *self.ids])
-        tables.append(ids.astype(ids.dtype.newbyteorder("<"), copy=False))
-        tables += chain.from_iterable(self.columns.values())
-        return counts, [table.tobytes() for table in tables]
-
-
 def make_token_shard(
     shard: TextShard, form: ShardFormat, decoded: Path | None, to: Path
 ) -> ShardCounts:
@@ -330,13 +256,66 @@ def make_token_shard(
         ConfigError: If the tokenizer is another one than that of the format.
         DataError: If a row is bad and may not be skipped, or a file is damaged or has changed.
     """
-    encoder, samples = row_encoder(form), _Samples(shard, form)
-    known = _probed.pop((shard, form), {})
-    for batch in read_shard(shard, form.rows.selection, form.transform, decoded=decoded):
-        samples.add(batch, encoder, known)
-    counts, pieces = samples.pieces()
+    rows: list[int] = []
+    samples: list[dict[str, npt.NDArray[Any]]] = []
+    num_bad = num_untrained = 0
+    for found in _encoded_rows(shard, form, decoded):
+        if isinstance(found, BadRow):
+            num_bad += 1
+            if form.on_bad_row == "error":
+                text = f"{found.uri}, row {found.row}: {found.reason}{OR_SKIP}"
+                raise BadRowsError(text, uri=found.uri)
+            continue
+        row, sample = found
+        if form.is_chat and not sample[LOSS_MASK].any():
+            num_untrained += 1
+            continue
+        rows.append(row)
+        samples.append(sample)
+    lengths = np.array([len(sample[COLUMN]) for sample in samples], np.int64)
+    # Rows without a sample get an empty one, at their place.
+    empty = np.setdiff1d(np.arange(shard.num_rows), rows)
+    all_rows = np.concatenate([np.array(rows, np.int64), empty])
+    order = np.argsort(all_rows, kind="stable")
+    counts = ShardCounts(
+        num_samples=len(all_rows),
+        num_tokens=int(lengths.sum()),
+        itemsize=np.dtype(form.dtype).itemsize,
+        num_columns=len(form.columns),
+        column_bytes=np.dtype(form.column_dtype).itemsize,
+        has_rows=form.has_rows,
+        num_bad=num_bad,
+        num_untrained=num_untrained,
+        num_empty=len(empty),
+    )
+    all_lengths = np.concatenate([lengths, np.zeros(len(empty), np.int64)])[order]
+    tables = [np.array(counts, "<i8"), all_lengths.astype("<u4")]
+    if form.has_rows:
+        tables.append(all_rows[order].astype("<u4"))
+    num_bytes = SEAL_BYTES + sum(table.nbytes for table in tables)
+    tables.append(np.zeros(-num_bytes % ALIGNMENT, np.uint8))
+    ids = np.concatenate([np.zeros(0, form.dtype), *(sample[COLUMN] for sample in samples)])
+    tables.append(ids.astype(ids.dtype.newbyteorder("<"), copy=False))
+    tables += [sample[name] for name in form.columns for sample in samples]
+    pieces = [table.tobytes() for table in tables]
     LocalFilesystem().write(to, [seal(MAGIC, pieces), *pieces])
     return counts
+
+
+def _encoded_rows(
+    shard: TextShard, form: ShardFormat, decoded: Path | None
+) -> Iterator[BadRow | tuple[int, dict[str, npt.NDArray[Any]]]]:
+    """Yield the bad rows of a shard, and each sample of others after the number of its row."""
+    encoder, known = row_encoder(form), _probed.pop((shard, form), {})
+    for batch in read_shard(shard, form.rows.selection, form.transform, decoded=decoded):
+        yield from batch.bad
+        others = iter(encoder.encode(batch.take([row not in known for row in batch.rows])))
+        for row in batch.rows:
+            samples = known[row] if row in known else next(others)
+            if isinstance(samples, str):
+                yield BadRow(*shard.place(row), samples)
+                continue
+            yield from ((row, sample) for sample in samples if sample is not None)
 
 
 @lru_cache(maxsize=2)  # it hashes the tokenizer's files
