@@ -137,6 +137,8 @@ def own_copy(item: Any) -> Any:
     >>> kept
     {'tokens': [1, 2]}
     """
+    if type(item) in ATOMS:
+        return item
     if isinstance(item, np.ndarray):
         # Elements of an object array may be reused too.
         return copy.deepcopy(item) if item.dtype.hasobject else item.copy()
@@ -145,19 +147,13 @@ def own_copy(item: Any) -> Any:
         for key, value in item.items():
             made[key] = own_copy(value)
         return made
+    if isinstance(item, bytearray):
+        return bytearray(item)
     if not isinstance(item, list | tuple):
-        return _own_value(item)
+        return item.detach().clone() if is_from(item, "torch", "Tensor") else item
     if set(map(type, item)) <= ATOMS:
         return copy.copy(item)
     values = [own_copy(each) for each in item]
     if isinstance(item, list):
         return values
     return type(item)(*values) if hasattr(item, "_fields") else tuple(values)
-
-
-def _own_value(item: Any) -> Any:
-    if type(item) in ATOMS:
-        return item
-    if isinstance(item, bytearray):
-        return bytearray(item)
-    return item.detach().clone() if is_from(item, "torch", "Tensor") else item
