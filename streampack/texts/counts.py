@@ -153,10 +153,7 @@ def _count(files: Sequence[InputSlice], wanted: RowSelection) -> list[Int64Array
     total = sum(file.num_bytes for file in files)
     logger.info("counting the rows of %d files, %d bytes", len(files), total)
     with progress_bar("counting rows", total) as show:
-
-        def count(file: InputSlice) -> Int64Array:
-            return count_file(file, wanted, show)
-
+        count = partial(count_file, wanted=wanted, show=show)
         return list(ordered_thread_map(files, count, 2 * THREADS, THREADS))
 
 

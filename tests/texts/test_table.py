@@ -419,7 +419,7 @@ def test_two_hundred_thousand_shards_open_in_a_second_and_100_mib(tmp_path):
     pieces = np.stack([numbers, numbers + 1, each * 0 + 1000, each, each], 1)
     opened_path = tmp_path / "tables"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counts, "count_file", lambda *_: pieces)
+        patch.setattr(counts, "count_file", lambda *_, **__: pieces)
         opened(path, tmp_path)
     begin = time.process_time()
     opened(path, tmp_path)
