@@ -126,13 +126,9 @@ class ChatEncoder:
     def samples(self, conversation: Any) -> list[dict[str, IntArray]]:
         """Return the samples of one conversation: one for each response, or one in other modes.
 
-        They are as `__call__` returns them. For a conversation with nothing to learn, and of one
-        that `max_seq_len` cuts before its first target, the mask is all 0: ``streampack write`` and
-        `chat_dataset` skip such samples and count them.
-
-        Raises:
-            ConfigError: See `__call__`.
-            DataError: See `__call__`.
+        They, and errors, are as those of `__call__`. For a conversation with nothing to learn, and
+        of one that `max_seq_len` cuts before its first target, the mask is all 0: ``streampack
+        write`` and `chat_dataset` skip such samples and count them.
         """
         chat = read_row(conversation, self.ignore_fields)
         chosen = self._chosen(chat)

@@ -21,7 +21,7 @@ import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from glob import escape
 from pathlib import Path
@@ -46,7 +46,7 @@ PARTIAL = ".partial"
 LOCK = ".lock"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Counts:
     """What was read and written so far: see `Written`, which has the same numbers."""
 
@@ -62,9 +62,7 @@ class Counts:
 
     @classmethod
     def total(cls, counts: Iterable[Counts]) -> Counts:
-        each = list(counts)
-        names = [field.name for field in fields(cls)]
-        return cls(**{name: sum(getattr(one, name) for one in each) for name in names})
+        return cls(*map(sum, zip(*map(astuple, counts), strict=True)))
 
 
 class SampleWriter:
