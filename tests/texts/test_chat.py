@@ -379,6 +379,37 @@ def test_instructions_at_the_end_of_every_text_are_not_learned():
         encode.samples(say("hello", "fine"))
 
 
+def test_a_header_that_is_asked_for_elsewhere_is_learned_where_it_is_not():
+    """After a tool's result, this template has no generation prompt: a model prints the header."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt and messages[-1].role == 'user' %}<|im_start|>assistant\n"
+        "{% endif %}"
+    )
+    chat = [*say("hello", "fine"), {"role": "tool", "content": "ok"}, *say("", "there")[1:]]
+    encode = ChatEncoder(tokenizer_of(template), "each_response")
+    found = [learned(sample, encode.tokenizer) for sample in encode.samples(chat)]
+    assert found == ["fine<|im_end|>", "<|im_start|>assistant\nthere<|im_end|>"]
+
+
+def test_what_a_template_fails_at_in_every_form_is_the_error_of_the_first_form():
+    template = "{% for m in messages %}{{ '<|im_start|>' + m.content }}{% endfor %}"
+    chat = [*say("hello"), {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    with pytest.raises(DataError, match=r"cannot render 2 of 2 messages \((Undefined|Type)Error: "):
+        ChatEncoder(tokenizer_of(template))(chat)
+
+
+def test_a_template_for_some_conversations_only_is_warned_of_an_end_too(caplog):
+    template = (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system text') }}{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }} {% endfor %}" + PROMPT
+    )
+    chat = [{"role": "system", "content": "a"}, *say("hello", "fine")]
+    encode = ChatEncoder(tokenizer_of(template))
+    assert learned(encode(chat), encode.tokenizer) == "fine "
+    assert "ends a target with 'fine '" in caplog.text
+
+
 @pytest.mark.parametrize("header", ["<|im_start|>assistant\n", "<|assistant|>", "assistant: "])
 @pytest.mark.parametrize("train_on", ["responses", "last_response", "each_response"])
 def test_a_generation_prompt_that_ends_every_text_is_not_learned(header, train_on):
