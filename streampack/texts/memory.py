@@ -27,6 +27,7 @@ import orjson
 from streampack._extras import import_extra, is_from
 from streampack._paths import replaced
 from streampack.errors import ConfigError, DataError, short_text
+from streampack.padding import PADDING_MASK
 from streampack.texts.counts import file_lock
 from streampack.texts.inputs.values import BadValueError, RowSelection
 from streampack.texts.source_traits import is_one_shot
@@ -126,7 +127,7 @@ def _record_batches(rows: Any) -> Iterator[Any]:
 def _lines(rows: Any, wanted: RowSelection) -> Iterator[bytes]:
     # A conversation may have any fields, and a transform reads all.
     is_narrow = wanted.option in ("text", "tokens")
-    needed = {wanted.name, "input_ids", *wanted.keep} if is_narrow else None
+    needed = {wanted.name, "input_ids", PADDING_MASK, *wanted.keep} if is_narrow else None
     for number, row in enumerate(chain.from_iterable(_batches(rows, wanted))):
         fields = row if isinstance(row, Mapping) else {wanted.name: row}
         if needed is not None:

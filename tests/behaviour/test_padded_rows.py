@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import json
+
 import datasets
 import numpy as np
 import pytest
@@ -21,8 +23,11 @@ from streampack import (
     Packing,
     Payloads,
     Stream,
+    TokenFiles,
 )
-from streampack.write import write_stream
+from streampack.streams import open_stream
+from streampack.texts import RowFormat
+from streampack.write import WriteOptions, write_stream, write_texts
 
 PACKING = Packing(max_seq_len=16)
 PAD = 9
@@ -142,3 +147,43 @@ def test_padded_samples_of_an_mds_stream_are_refused_and_can_be_written_without(
     rows = streaming.StreamingDataset(local=str(tmp_path / "padded"), batch_size=1)
     write_stream(rows, tmp_path / "whole")
     assert delivered(of_files(tmp_path / "whole")) == delivered(of_source(SAMPLES))
+
+
+def rows_of_ids(form, folder, rows):
+    """Return rows of token ids in a form that `TokenFiles` reads."""
+    if form == "list":
+        return rows
+    if form == "json":
+        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+        (folder / "rows.jsonl").write_text(lines)
+        return folder / "rows.jsonl"
+    table = datasets.Dataset.from_list(rows)
+    if form == "parquet":
+        table.to_parquet(folder / "rows.parquet")
+        return folder / "rows.parquet"
+    return table if form == "dataset" else table.to_pandas()
+
+
+@pytest.mark.parametrize("form", ["list", "json", "parquet", "dataset", "pandas"])
+def test_padded_rows_of_token_ids_are_refused_unless_the_mask_is_kept(tmp_path, form):
+    source = rows_of_ids(form, tmp_path, padded("right"))
+    with pytest.raises(
+        DataError, match=r"row 0: its 'attention_mask' marks padding.*loss_mask='att"
+    ):
+        open_stream(Stream(TokenFiles(source, local=tmp_path / "a")), 0)
+    options = {"local": tmp_path / "a", "loss_mask": "attention_mask"}
+    stream = Stream(TokenFiles(source, **options))
+    found = delivered(PackedStreamingDataset([stream], packing=PACKING))
+    assert found == delivered(of_source(SAMPLES))
+    full = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in SAMPLES]
+    stream = Stream(TokenFiles(rows_of_ids(form, tmp_path, full), local=tmp_path / "b"))
+    assert delivered(PackedStreamingDataset([stream], packing=PACKING)) == found
+
+
+def test_padded_rows_of_token_ids_are_written_with_the_mask_alone(tmp_path):
+    path = rows_of_ids("json", tmp_path, padded("left"))
+    with pytest.raises(DataError, match=r"marks padding.* --columns attention_mask"):
+        write_texts([path], tmp_path / "a", WriteOptions(rows=RowFormat()))
+    kept = WriteOptions(rows=RowFormat(columns=("attention_mask",)))
+    write_texts([path], tmp_path / "b", kept)
+    assert delivered(of_files(tmp_path / "b")) == delivered(of_source(SAMPLES))

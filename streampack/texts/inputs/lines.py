@@ -101,6 +101,8 @@ def _batch_without_bad_rows(
         values = [row[name] for row in rows]
         kept = {each: [row[each] for row in rows] for each in wanted.keep}
         if wanted.option == "tokens":
+            if any(map(wanted.may_pad, rows)):
+                return None
             values = list(map(to_tokens, values))
         elif set(map(type, values)) != {str}:
             return None

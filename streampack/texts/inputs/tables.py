@@ -22,6 +22,7 @@ import numpy as np
 from streampack._extras import import_extra
 from streampack._paths import is_url
 from streampack.errors import DamagedInputError, DataError, StreampackError
+from streampack.padding import PADDING_MASK
 from streampack.texts.inputs.lines import ALL, MAX_BATCH_BYTES
 from streampack.texts.inputs.slices import WHOLE, InputSlice, RowBatch
 from streampack.texts.inputs.values import BadValueError, RowSelection
@@ -143,6 +144,8 @@ def group_sizes(
     """
     parquet = open_parquet(file, uri)
     columns = columns_to_read(parquet.schema_arrow.names, wanted)
+    if wanted.checks_padding:  # its mask is looked at, but adds nothing to the rows
+        columns = columns and [name for name in columns if name != PADDING_MASK]
     for number in range(parquet.metadata.num_row_groups):
         group = parquet.metadata.row_group(number)
         at_rest = sum(chunk.total_compressed_size for chunk in column_chunks(group))
@@ -312,25 +315,34 @@ def naming_damage(batches: Iterator[Any], uri: str, where: str, file: Any = None
 def columns_to_read(names: Sequence[str], wanted: RowSelection) -> list[str] | None:
     """Return the columns to read, or None to read all; each row is then bad, as it lacks one."""
     try:
-        return wanted.columns_in(names)
+        return _with_padding_mask(wanted.columns_in(names), names, wanted)
     except BadValueError:
         return None
+
+
+def _with_padding_mask(columns: list[str], names: Sequence[str], wanted: RowSelection) -> list[str]:
+    is_checked = wanted.checks_padding and PADDING_MASK in names
+    return [*columns, PADDING_MASK] if is_checked else columns
 
 
 def convert_batch(batch: Any, first: int, uri: str, wanted: RowSelection) -> RowBatch:
     """Return the rows of a record batch of pyarrow, numbered from `first` on."""
     num_rows, rows = batch.num_rows, RowBatch.of(wanted)
     try:
-        names = wanted.columns_in(batch.schema.names)
+        names = _with_padding_mask(
+            wanted.columns_in(batch.schema.names), batch.schema.names, wanted
+        )
     except BadValueError as error:
         for row in range(num_rows):
             rows.refuse(uri, first + row, error)
         return rows
     columns = {name: _values_of(batch.column(name)) for name in names}
+    masks = columns.get(PADDING_MASK, ())
     values, kept = columns[names[0]], {name: columns[name] for name in wanted.keep}
     encodings = {name: _encoding_of(batch.column(name)) for name in wanted.keep}
     types = {name: encoding for name, encoding in encodings.items() if encoding}
     are_usable = not any(BadValueError in map(type, column) for column in kept.values())
+    are_usable &= not any(wanted.may_pad({PADDING_MASK: mask}) for mask in masks)
     if are_usable and set(map(type, values)) == {CONVERTED.get(wanted.option)}:
         return RowBatch(values, kept, types, list(range(first, first + num_rows)))
     rows.types = types

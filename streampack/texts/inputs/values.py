@@ -16,6 +16,7 @@ import orjson
 
 from streampack.errors import suggest
 from streampack.mds.columns import token_names
+from streampack.padding import PADDING_MASK, is_padded, padded_range
 from streampack.texts.chat_rows import FORMATS, LISTS, PAIRS, PREFERENCES, columns_of
 from streampack.types import IntArray
 
@@ -105,9 +106,33 @@ class RowSelection:
             return dict(row)
         name = self.column_in(row)
         try:
-            return CONVERSIONS[self.option](row[name])
+            value = CONVERSIONS[self.option](row[name])
         except BadValueError as error:
             raise BadValueError(f"column {name!r} {error}") from error
+        if self.may_pad(row):
+            self._check_padding(row[PADDING_MASK], len(value))
+        return value
+
+    @property
+    def checks_padding(self) -> bool:
+        """Whether a row that has an attention mask is refused if that marks padding."""
+        return self.option == "tokens" and PADDING_MASK not in self.keep
+
+    def may_pad(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a row may have to be refused for its padding."""
+        return self.checks_padding and is_padded(row.get(PADDING_MASK))
+
+    def _check_padding(self, mask: Any, num_tokens: int) -> None:
+        try:
+            kept = padded_range(mask, num_tokens)
+        except ValueError as error:
+            raise BadValueError(str(error)) from error
+        if kept is not None:
+            raise BadValueError(
+                f"its {PADDING_MASK!r} marks padding, which would be learned; tokenize without "
+                f"padding, or keep this column, and padding is omitted: loss_mask={PADDING_MASK!r} "
+                f"of TokenFiles, or --columns {PADDING_MASK} of streampack write"
+            )
 
     def _chat_in(self, row: Mapping[str, Any]) -> dict[str, Any]:
         fields = {name: row[name] for name in self._chat_columns(row)}
