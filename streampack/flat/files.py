@@ -149,18 +149,20 @@ def _is_below(folder: str, root: str) -> bool:
     return f"{folder}/".startswith(f"{root.rstrip('/')}/")
 
 
-def matching(names: Iterable[str], pattern: str) -> list[str]:
+def matching(names: Iterable[str], pattern: str, form: TokenFormat | None = None) -> list[str]:
     """Return the names below a root that are meant by a pattern, a prefix, a file or a folder.
 
-    Names may contain the characters of a pattern, so first it is compared as it is.
+    A prefix is a name without the ending of a format. Names may contain the characters of a
+    pattern, so first it is compared as it is.
 
-    >>> matching(["part-0.npy", "part-1.npy"], "part-*.npy"), matching(["a.bin", "a2.bin"], "a")
+    >>> matching(["part-0.npy", "part-1.npy"], "part-*.npy"), matching(["a.bin", "a.1.bin"], "a")
     (['part-0.npy', 'part-1.npy'], ['a.bin'])
     >>> matching(["run[1]/0.npy", "run1/0.npy"], "run[1]")
     ['run[1]/0.npy']
     """
-    names, inside = sorted(names), (f"{pattern}.", f"{pattern}/")
-    meant = [name for name in names if not pattern or name == pattern or name.startswith(inside)]
+    names, inside = sorted(names), f"{pattern}/"
+    whole = {pattern, *(pattern + each.suffix for each in (FORMATS if form is None else (form,)))}
+    meant = [name for name in names if not pattern or name in whole or name.startswith(inside)]
     return meant or [name for name in names if fnmatchcase(name, pattern)]
 
 

@@ -170,7 +170,7 @@ def find_files(source: Any, disk: LocalFilesystem | None = None) -> FoundFiles:
     cache.metadata.make_root_private()
     find = _found_in_store if cache.is_remote else _found_in_folder
     of_name = find(cache, listed, pattern)
-    names = matching(of_name, pattern) if listed is None else listed
+    names = matching(of_name, pattern, form) if listed is None else listed
     if form is None and listed is None and INDEX_FILE in names:
         word = "remote" if cache.is_remote else "local"
         raise ConfigError(

@@ -257,6 +257,16 @@ def test_a_source_is_a_folder_a_file_a_prefix_a_glob_or_a_list(tmp_path):
         assert open_stream(Stream(TokenFiles(source)), 0).num_samples == count
 
 
+@pytest.mark.parametrize("form", ["megatron", "olmo", "datatrove", "arrow"])
+def test_a_prefix_is_the_whole_name_before_the_ending(form, tmp_path):
+    write(form, tmp_path, make_documents(20), "web-v1")
+    write(form, tmp_path, make_documents(30), "web-v1.1")
+    assert open_stream(Stream(source_of(form, tmp_path / "web-v1")), 0).num_samples == 20
+    assert open_stream(Stream(source_of(form, tmp_path / "web-v1.1")), 0).num_samples == 30
+    with pytest.raises(ConfigError, match="none of its 0 files ends in"):
+        open_stream(Stream(source_of(form, tmp_path / "web")), 0)
+
+
 def test_a_saved_dataset_is_read_in_its_own_order(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = [[n, n + 1] for n in range(100)]
