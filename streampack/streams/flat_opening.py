@@ -52,6 +52,8 @@ from streampack.streams.flat_shards import FlatShards, version_of
 from streampack.streams.label_columns import TARGET_COLUMNS
 from streampack.streams.parts import Numbering, SamplePart, chosen_part, chosen_shards, digest_text
 from streampack.streams.token_stream import Opening, TokenStream
+from streampack.texts.inputs.listing import with_rows
+from streampack.texts.inputs.sources import Listing
 
 logger = logging.getLogger(__name__)
 
@@ -201,6 +203,17 @@ def find_files(source: Any, disk: LocalFilesystem | None = None) -> FoundFiles:
         state = found.path_of(DATASET_STATE)
         if state is not None:
             found = replace(found, names=order_of_dataset(chosen, state.read_bytes()))
+        else:  # may be the cache of `datasets`, which has more than the rows of one split
+            folder = location.uri("").rstrip("/")
+            files = [each._replace(url=f"{folder}/{name}") for name, each in of_name.items()]
+            rows = {each.url for each in with_rows(Listing(folder, files))}
+            names = [name for name in chosen if f"{folder}/{name}" in rows]
+            if not names:
+                raise ConfigError(
+                    f"{source.files}: has only files that map and filter of datasets left, such as "
+                    f"{location.uri(chosen[0])}; name the file to read it"
+                )
+            found = replace(found, names=names)
     return found
 
 

@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,28 @@ def test_a_saved_dataset_is_read_in_its_own_order(tmp_path):
         for row in range(len(opened.tokens.counts))
     ]
     assert found == rows
+
+
+def test_a_cache_of_datasets_gives_the_rows_of_one_split_alone(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"input_ids": [[5, 6]] * 9})
+    rows.save_to_disk(tmp_path / "saved")
+    [saved] = (tmp_path / "saved").glob("*.arrow")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    left = f"cache-{'0' * 16}.arrow"  # what map and filter leave
+    shutil.copy(saved, cache / left)
+    with pytest.raises(ConfigError, match=rf"has only files that map .*{left}; name the file"):
+        open_stream(Stream(TokenFiles(cache)), 0)
+    assert open_stream(Stream(TokenFiles(cache / left)), 0).num_samples == 9
+    (cache / "dataset_info.json").write_text("{}")
+    shutil.copy(saved, cache / "web-train.arrow")
+    assert open_stream(Stream(TokenFiles(cache)), 0).num_samples == 9
+    shutil.copy(saved, cache / "web-test.arrow")
+    with pytest.raises(DataError, match="has the splits test, train; name one of them") as refused:
+        open_stream(Stream(TokenFiles(cache)), 0)
+    glob = refused.value.args[0].rpartition("them: ")[2].strip("'")
+    assert open_stream(Stream(TokenFiles(glob)), 0).num_samples == 9
 
 
 def test_padding_and_labels_of_a_dataset_are_noticed(tmp_path, caplog):

@@ -84,7 +84,7 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
             if index := index_of_shards(listing):
                 shards += shard_slices(index)
             else:
-                found += _with_rows(listing)
+                found += with_rows(listing)
         plain = sorted(found, key=lambda file: file.url)
         for file in chain(shards, _input_files(uri, plain) if plain or not shards else ()):
             if file.uri in files:
@@ -133,7 +133,11 @@ def canonical_path(path: str) -> str:
     return os.path.join(real_path(folder), name)
 
 
-def _with_rows(listing: Listing) -> list[StoredObject]:
+def with_rows(listing: Listing) -> list[StoredObject]:
+    """Return the files that may have rows, of a folder only those of a dataset or a repository.
+
+    A DataError says that the folder has several splits, or several revisions.
+    """
     if listing.folder is None:
         return listing.files
     folder = listing.folder.rstrip("/")
