@@ -1,4 +1,4 @@
-"""Open the streams of a dataset through their sources, and limit their cache."""
+"""Open the streams of a dataset, ours and MosaicML's, and limit their cache."""
 
 from __future__ import annotations
 
@@ -9,18 +9,34 @@ from typing import Any
 
 import numpy as np
 
+from streampack.config.download import Download
 from streampack.errors import ConfigError
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.materialize import Downloader
-from streampack.storage.mosaicml import is_mosaicml_stream
-from streampack.streams.adoption import adopted, check_methods
+from streampack.storage.mosaicml import (
+    NOT_CALLED,
+    is_mosaicml_stream,
+    own_download,
+    temporary_root,
+)
 from streampack.streams.column_selection import ColumnSelection
+from streampack.streams.mds_opening import open_mds
 from streampack.streams.other_shards import OpenedSource, OtherShards
 from streampack.streams.parts import Numbering, chosen_shards, digest_text
+from streampack.streams.sources.shards import Shards
+from streampack.streams.stream import Stream
 from streampack.streams.token_stream import Opening, TokenStream
+
+WEIGHTS = ("proportion", "repeat", "choose")
+DOWNLOAD = {
+    "download_retry": "retry",
+    "download_timeout": "timeout",
+    "validate_hash": "hash",
+    "keep_zip": "keep_zip",
+}
 
 
 def open_stream(stream: Any, number: int, **options: Any) -> TokenStream:
@@ -28,12 +44,48 @@ def open_stream(stream: Any, number: int, **options: Any) -> TokenStream:
 
     `options` are further fields of `Opening`. The errors are those of the source.
     """
+    location = None
     if is_mosaicml_stream(stream):
-        stream = adopted(stream)
+        stream, location = adopted(stream)
     check_methods(type(stream))
     opening = Opening(stream=stream, number=number, **options)
+    if location is not None:
+        return open_mds(stream.source, location, opening)
     opened = stream.source.open(opening)
     return opened if isinstance(opened, TokenStream) else _open_other(opened, opening)
+
+
+def adopted(stream: Any) -> tuple[Stream, StreamLocation]:
+    """Return a `streaming.Stream` as a stream of ours, without changing it, and where it is.
+
+    Raises:
+        ConfigError: If its class overrides what would be ignored, or a library is missing.
+    """
+    stated = {name: getattr(stream, option, None) for option, name in DOWNLOAD.items()}
+    download = Download(**{name: value for name, value in stated.items() if value is not None})
+    location = StreamLocation.of(
+        remote=stream.remote,
+        local=stream.local,
+        split=stream.split or "",
+        download=download,
+        temporary_root=temporary_root(stream),
+        own_download=own_download(stream, download.timeout),
+    )
+    # Under the public names of the weights, `apply_weights` writes what it computed.
+    weights: dict[str, Any] = {name: getattr(stream, f"_{name}", None) for name in WEIGHTS}
+    shards = Shards(local=location.root, split=stream.split)
+    return Stream(shards, **weights), location
+
+
+def check_methods(kind: type) -> None:
+    """Refuse a class of ours with methods of MosaicML's that are never called."""
+    defined = [name for name in ("_download_file", *NOT_CALLED) if hasattr(kind, name)]
+    if defined:
+        raise ConfigError(
+            f"{kind.__name__} defines {', '.join(defined)}, which streampack never calls "
+            "on a streampack.Stream; derive the class from streaming.Stream, in which "
+            "_download_file may be overridden, or copy the files to where streampack can fetch them"
+        )
 
 
 def _open_other(opened: OpenedSource, opening: Opening) -> TokenStream:

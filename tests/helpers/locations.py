@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from streampack import Download, Shards
+from streampack import Download
 from streampack.storage.location import StreamLocation
 from streampack.storage.mosaicml import is_mosaicml_stream
-from streampack.streams.adoption import adopted
+from streampack.streams.opening import adopted
 
 DOWNLOAD = ("retry", "timeout", "hash", "keep_zip")
 
 
 def location_of(stream: Any) -> StreamLocation:
     """Return the location of a stream, ours or MosaicML's."""
-    source = (adopted(stream) if is_mosaicml_stream(stream) else stream).source
-    location: StreamLocation = source.location() if isinstance(source, Shards) else source.location
+    if is_mosaicml_stream(stream):
+        return adopted(stream)[1]
+    location: StreamLocation = stream.source.location()
     return location
 
 
