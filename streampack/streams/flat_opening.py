@@ -284,11 +284,8 @@ def open_files(source: Any, found: FoundFiles) -> list[tuple[TokenFile, VirtualS
 
 def open_found(source: Any, found: FoundFiles, name: str) -> tuple[TokenFile, VirtualShards]:
     """Return one token file with its virtual shards; errors as of `open_flat`."""
-    file, columns, uri = (
-        found.file(name),
-        ColumnSelection.of(source),
-        found.cache.location.uri(name),
-    )
+    file, uri = found.file(name), found.cache.location.uri(name)
+    columns = ColumnSelection.of(source)
     dtype = source.dtype or columns.tokens_dtype
     with as_data_error(Path(uri), is_retried=False), tables_mapped():
         if source.index is None:

@@ -51,7 +51,6 @@ class FlatShards:
     may_be_empty: ClassVar[bool] = True
     stored_bytes: ClassVar[int] = 0
     length_cost: ClassVar[LengthCost] = "none"
-    block_samples: ClassVar[int | None] = None
 
     @property
     def first_sample(self) -> Int64Array:
@@ -183,14 +182,10 @@ class FlatShards:
 
     def _verify(self, file: TokenFile, shard: int, parts: Sequence[ByteArray]) -> None:
         wanted, content = self._hash(shard), xxhash.xxh3_64()
-        versions = {file.name: file.version}
-        if file.mask is not None:
-            versions[file.mask.name] = file.mask.version
-        for name, version in versions.items():
-            if wanted is None:
-                path = self.cache.folder / name
-                raise_if_changed(path, version, version_of(self.cache.file_state(path)))
         if wanted is None:
+            for each in (file, file.mask) if file.mask is not None else (file,):
+                path = self.cache.folder / each.name
+                raise_if_changed(path, each.version, version_of(self.cache.file_state(path)))
             return
         for part in parts:
             content.update(part.data)
