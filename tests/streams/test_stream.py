@@ -9,15 +9,23 @@ import streaming
 from streaming import StreamingDataset
 
 from streampack import (
+    Chats,
     ConfigError,
     Download,
     PackedStreamingDataset,
     Packing,
     Shards,
     Stream,
+    Texts,
 )
 
 MOVED = {"download_retry", "download_timeout", "validate_hash", "keep_zip"}
+
+
+@pytest.mark.parametrize("kind", [Texts, Chats])
+def test_texts_have_no_options_for_files_that_are_fetched_whole(kind):
+    with pytest.raises(ConfigError, match=f"download=.* not an argument of {kind.__name__}"):
+        kind("rows.jsonl", "tokenizer", download=Download())
 
 
 def test_mosaicmls_words_have_their_defaults_in_the_short_form():

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from streampack.config.download import Download
 from streampack.config.moved import with_known_options
 from streampack.streams.sources.values import check_texts
 from streampack.streams.text_opening import open_texts
@@ -61,8 +60,6 @@ class Texts:
     on_bad_row: Literal["error", "skip"] = "error"
     """How to handle a row that cannot become a sample: raise an "error", or "skip" it and count it
     in a warning."""
-    download: Download | None = None
-    """Always refused: it is for files that are fetched whole, and these are read in parts."""
 
     def __post_init__(self) -> None:
         row_format(self, tokenizer=Path())

@@ -10,17 +10,12 @@ from typing import Any, Literal
 from streampack._checks import check_choice, check_names
 from streampack.config.download import Download
 from streampack.config.moved import with_known_options
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, short_text
 from streampack.flat.token_file import TokenFormat
 from streampack.mds.columns import DTYPES
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.flat_opening import open_flat
-from streampack.streams.sources.values import (
-    check_source,
-    is_paths,
-    names_rows,
-    refuse_options,
-)
+from streampack.streams.sources.values import check_source, is_paths, names_rows
 from streampack.streams.text_opening import open_texts
 from streampack.streams.token_stream import Opening, TokenStream
 
@@ -100,15 +95,17 @@ class TokenFiles:
             raise ConfigError(
                 f"dtype={self.dtype!r} and tokens={self.tokens!r} both have a type; keep one"
             )
+        useless: tuple[str, ...] = ("labels", "loss_mask")
+        what = (
+            "token files: a loss mask next to a file is found by its name, and labels need a "
+            "stream with such a column (streampack write)"
+        )
         if self.is_rows:
-            of_files = ("dtype", "format", "split_at", "has", "trailing", "download")
-            refuse_options(self, of_files, "rows of token ids, but only to token files")
-        else:
-            what = (
-                "token files: a loss mask next to a file is found by its name, and labels need a "
-                "stream with such a column (streampack write)"
-            )
-            refuse_options(self, ("labels", "loss_mask"), what)
+            useless = ("dtype", "format", "split_at", "has", "trailing", "download")
+            what = "rows of token ids, but only to token files"
+        for name in useless:
+            if (value := getattr(self, name)) is not None:
+                raise ConfigError(f"{name}={short_text(value)} does not apply to {what}; omit it")
 
     @property
     def is_rows(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -94,10 +93,11 @@ def check_source(source: Any, of_only: str = "samples") -> None:
             f"only={source.only!r:.80} is not a slice of {of_only}; write slice(0, 10), or "
             "slice(10, None) for those from the tenth on"
         )
-    if source.download is not None and not isinstance(source.download, Download):
+    download = getattr(source, "download", None)
+    if download is not None and not isinstance(download, Download):
         raise ConfigError(
-            f"download={short_text(source.download)} is not a Download; write Download(retry=5), "
-            "for example"
+            f"download={short_text(download)} is not a Download; write Download(retry=5), for "
+            "example"
         )
     if source.local is not None:
         if not is_path(source.local):
@@ -111,18 +111,10 @@ def check_source(source: Any, of_only: str = "samples") -> None:
 def check_texts(source: Any) -> None:
     """Check and keep the options of a source of texts or conversations."""
     check_source(source)
-    refuse_options(source, ("download",), "texts, which are read in parts")
     if source.lengths is not None:
         check_choice("lengths", source.lengths, Literal["eager", "lazy"])
     if callable(source.transform):  # as YAML has it
         object.__setattr__(source, "transform", Transform.of(source.transform).name)
-
-
-def refuse_options(source: Any, names: Sequence[str], what: str) -> None:
-    """Refuse options that are of no use for the contents of a source."""
-    for name in names:
-        if (value := getattr(source, name)) is not None:
-            raise ConfigError(f"{name}={short_text(value)} does not apply to {what}; omit it")
 
 
 def _check_columns(source: Any) -> None:
