@@ -35,7 +35,7 @@ from streampack.online.byte_budget import (
 from streampack.online.item_decoder import limit_tokenizer_threads
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
-from streampack.online.source_access import SourceLock
+from streampack.online.source_access import SourceLock, WorkerSlice
 from streampack.online.source_slice import SourceSlice, most_empty_passes
 from streampack.online.source_view import source_view
 from streampack.online.state import (
@@ -49,7 +49,6 @@ from streampack.online.state import (
     saved_state,
     worker_state,
 )
-from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.memory_budget import LESS_AHEAD, MemoryFootprint, max_prefetch
 from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import RankView
@@ -172,17 +171,18 @@ class OnlineEngine(ResumableRun[Position, Position]):
             convert=self._convert,
         )
 
-    def slice_of(self, worker: int, num_workers: int) -> WorkerSlice:
-        return WorkerSlice(
-            device=self.world.place,
-            num_devices=self.world.num_devices,
-            worker=worker,
-            num_workers=num_workers,
-        )
-
-    def _own_slice(self) -> WorkerSlice:
-        worker = worker_here()
-        return self.slice_of(worker.number, max(worker.num_workers, 1))
+    def _slices_of(self, num_workers: int = 1) -> list[WorkerSlice]:
+        """Return the slice of this worker, or in the main process those of as many workers."""
+        here, world = worker_here(), self.world
+        return [
+            WorkerSlice(
+                device=world.place,
+                num_devices=world.num_devices,
+                worker=number,
+                num_workers=here.num_workers or num_workers,
+            )
+            for number in ([here.number] if here.num_workers else range(num_workers))
+        ]
 
     # Iteration.
 
@@ -273,7 +273,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
         """Yield the rest of this process's share of an epoch, after a state of its own."""
         if worker_here():
             limit_tokenizer_threads(self.plan.streams)
-        worker_slice, epoch = self._own_slice(), start.epoch
+        [worker_slice], epoch = self._slices_of(), start.epoch
         check = partial(self.check_current, start)
         with self._access.take(check):
             flow = self._packer(epoch, worker_slice, ahead)
@@ -336,7 +336,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
 
         A ResumeError refuses those of others: only the workers that had them can continue.
         """
-        slices = [self.slice_of(n, num_workers) for n in range(num_workers)] or [self._own_slice()]
+        slices = self._slices_of(max(num_workers, 1))
         for state, own in zip(position.states, slices, strict=False):
             check_slice(state, own)
         states = position.states or [
@@ -364,10 +364,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
 
     def load(self, states: Sequence[State], next_worker: int, whole: State) -> None:
         """Resume from the states of a loader's workers, or of this process, in a whole state."""
-        slices = [self.slice_of(n, len(states)) for n in range(len(states))]
-        if worker_here():
-            slices = [self._own_slice()]
-        for state, own in zip(states, slices, strict=True):
+        for state, own in zip(states, self._slices_of(len(states)), strict=True):
             check_state(state, self._fingerprint_at(own), own)
         epoch = max(int(state["epoch"]) for state in states)
         loop = read_loop(whole, states, self.plan.steps)

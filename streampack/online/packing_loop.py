@@ -30,9 +30,9 @@ from streampack.online.byte_budget import HeldMemory, tensor_bytes
 from streampack.online.live_queue import LiveQueue
 from streampack.online.plan import FlowPlan
 from streampack.online.sample_store import BatchWriter, SampleStore
+from streampack.online.source_access import WorkerSlice
 from streampack.online.source_slice import SourceSlice
 from streampack.online.stream_mixer import StreamMixer
-from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.stats import COUNTED, count_segments
 from streampack.types import LENGTH, Int64Array, Packs, State
 

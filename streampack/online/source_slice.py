@@ -25,8 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from streampack.errors import ConfigError, DataError
-from streampack.online.source_access import watched
-from streampack.online.worker_slice import WorkerSlice
+from streampack.online.source_access import WorkerSlice, watched
 from streampack.rng import permutation
 from streampack.texts.source_traits import (
     has_index,

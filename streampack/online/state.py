@@ -21,6 +21,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ import numpy as np
 from streampack._checks import MAX_EPOCH
 from streampack.errors import ResumeError, short_text
 from streampack.online.plan import FlowPlan, Steps
-from streampack.online.worker_slice import WorkerSlice
+from streampack.online.source_access import WorkerSlice
 from streampack.plan.comparison import check_same
 from streampack.runtime.rank_digest import digest_of_values
 from streampack.types import State
@@ -113,14 +114,6 @@ def saved_state(state: State) -> State:
     return copied | {"sources": sources, "digest": digest_of_values(text)}
 
 
-def _digest(state: State) -> str:
-    try:
-        bare = {**state, "sources": None, "digest": None}
-        return digest_of_values(json.dumps(bare, sort_keys=True))
-    except (TypeError, ValueError, RecursionError):
-        return ""
-
-
 def check_state(state: State, fingerprint: dict[str, Any], worker_slice: WorkerSlice) -> None:
     """Refuse a state of another kind, rank, worker or dataset, naming the value that differs."""
     if not isinstance(state, dict) or state.get("kind") != KIND:
@@ -134,7 +127,10 @@ def check_state(state: State, fingerprint: dict[str, Any], worker_slice: WorkerS
             f"the state has version {state.get('version')!r}, this release reads {STATE_VERSION}; "
             "load it with the release that saved it"
         )
-    if state.get("digest") != _digest(state):
+    is_whole, bare = False, {**state, "sources": None, "digest": None}
+    with suppress(TypeError, ValueError, RecursionError):
+        is_whole = state.get("digest") == digest_of_values(json.dumps(bare, sort_keys=True))
+    if not is_whole:
         raise ResumeError(f"the state is damaged, or was edited; {UNCHANGED}")
     check_slice(state, worker_slice)
     saved, own = state["fingerprint"], json.loads(json.dumps(fingerprint))

@@ -17,8 +17,8 @@ from streampack import (
     Packing,
     World,
 )
+from streampack.online.source_access import WorkerSlice
 from streampack.online.source_slice import MOST_EMPTY_PASSES, SourceSlice
-from streampack.online.worker_slice import WorkerSlice
 from tests.helpers.examples import crossed
 from tests.helpers.iterables import assert_continues, pieces, with_states
 

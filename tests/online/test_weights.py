@@ -24,9 +24,9 @@ from streampack import (
 )
 from streampack.online.dataset import flow_plan
 from streampack.online.epoch_quota import epoch_amounts
+from streampack.online.source_access import WorkerSlice
 from streampack.online.source_slice import SourceSlice
 from streampack.online.stream_sampler import StreamSampler
-from streampack.online.worker_slice import WorkerSlice
 from streampack.types import SAMPLE
 from tests.helpers.examples import examples
 from tests.helpers.iterables import Again, pieces, rows_of
