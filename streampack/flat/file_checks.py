@@ -30,11 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_start(name: str, start: bytes) -> None:
-    """Refuse a file by its first `START_BYTES` if these are a header.
-
-    Raises:
-        DataError: If they are numpy's or llm.c's.
-    """
+    """Refuse a file with a DataError if its first `START_BYTES` are numpy's or llm.c's header."""
     if start.startswith(NUMPY_MAGIC) and name.endswith(".npy"):
         raise DataError(
             f"{name}: begins with a numpy header, which would be read as tokens; write the tokens "

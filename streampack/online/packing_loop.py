@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -207,7 +206,19 @@ class OnlinePacker:
     def load_state_dict(self, state: State) -> None:
         """Resume from a worker's state: the samples of its windows are reread."""
         try:
-            self._restore(state["flow"], state["sources"])
+            flow = state["flow"]
+            saved = zip(flow["queues"], state["sources"], flow["delivered"], strict=True)
+            for queue, (window, own, num_delivered) in zip(self._queues, saved, strict=True):
+                queue.load_state_dict(window, own, num_delivered)
+            self._mixer.is_stopping = bool(flow["is_stopping"])
+            self.num_batches = flow["num_batches"]
+            self._served = list(flow["served"])
+            self._substituted, self._num_packs = flow["substituted"], flow["num_packs"]
+            self._num_slots = flow["num_slots"]
+            self._counts[:] = flow["counts"]
+            self._held.high_water_tokens = flow["high_water_tokens"]
+            self._held.high_water_bytes = flow["high_water_bytes"]
+            self._held.longest_wait = flow["longest_wait"]
         except StreampackError:
             raise
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
@@ -215,17 +226,3 @@ class OnlinePacker:
                 "the state is damaged, or a source cannot resume from its own part of it "
                 f"({type(error).__name__}: {error}); load what state_dict() returned, unchanged"
             ) from error
-
-    def _restore(self, flow: State, sources: list[Any]) -> None:
-        saved = zip(flow["queues"], sources, flow["delivered"], strict=True)
-        for queue, (window, own, num_delivered) in zip(self._queues, saved, strict=True):
-            queue.load_state_dict(window, own, num_delivered)
-        self._mixer.is_stopping = bool(flow["is_stopping"])
-        self.num_batches = flow["num_batches"]
-        self._served = list(flow["served"])
-        self._substituted, self._num_packs = flow["substituted"], flow["num_packs"]
-        self._num_slots = flow["num_slots"]
-        self._counts[:] = flow["counts"]
-        self._held.high_water_tokens = flow["high_water_tokens"]
-        self._held.high_water_bytes = flow["high_water_bytes"]
-        self._held.longest_wait = flow["longest_wait"]

@@ -77,7 +77,6 @@ class StreamSampler:
             self.most_together = 1
         elif slice_.is_list and stream.tokenizer is None:
             self.most_together = LIST_ITEMS
-        self.has_index = slice_.has_index
         self._quota = quota
         self._has_ended = quota.amount == 0
         self._reset(SourcePosition(0, 0, 0, 0))
@@ -301,7 +300,7 @@ class StreamSampler:
 
     def state_dict(self, start: SourcePosition) -> tuple[State, list[Any] | None]:
         """Return a state that continues at `start`, an earlier position, and the source's own."""
-        own = None if self.has_index else self._slice.base(start.pass_, start.taken)
+        own = None if self._slice.has_index else self._slice.base(start.pass_, start.taken)
         return {
             "start": list(start),
             "skipped": self.position.bad,
