@@ -63,6 +63,10 @@ class ShardPool:
     def __init__(self, max_shards: int, max_samples: int) -> None:
         self._max_shards = max_shards
         self._max_samples = max_samples
+        self.clear()
+
+    def clear(self) -> None:
+        """Close all shards. The lock is new: in a fork, one of the parent's threads may hold it."""
         self._shards: OrderedDict[Hashable, OpenShard] = OrderedDict()
         self._num_samples = 0
         self._lock = threading.RLock()
@@ -107,18 +111,10 @@ class ShardPool:
         self._num_samples -= len(self._shards.pop(key).tokens.counts)
 
 
-_pools: dict[int, ShardPool] = {}
+_pool = ShardPool(MAX_OPEN_SHARDS, MAX_OPEN_SAMPLES)
+os.register_at_fork(after_in_child=_pool.clear)
 
 
 def shard_pool() -> ShardPool:
     """Return this process's shard pool."""
-    # Keyed by process: after a fork, a thread that exists only in the parent may hold its lock.
-    pid = os.getpid()
-    pool = _pools.get(pid)
-    if pool is None:
-        # Several threads may get here concurrently: all of them use the pool stored first.
-        pool = _pools.setdefault(pid, ShardPool(MAX_OPEN_SHARDS, MAX_OPEN_SAMPLES))
-        for other in list(_pools):
-            if other != pid:
-                _pools.pop(other, None)
-    return pool
+    return _pool

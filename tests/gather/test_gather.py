@@ -241,7 +241,7 @@ def every_sample(packing: Packing) -> Packs:
 
 
 def test_threads_that_share_a_gatherer_and_drop_each_others_shards_read_right(streams, monkeypatch):
-    monkeypatch.setattr(shard_pool, "_pools", {os.getpid(): shard_pool.ShardPool(2, 10**6)})
+    monkeypatch.setattr(shard_pool, "_pool", shard_pool.ShardPool(2, 10**6))
     packing = Packing(max_seq_len=ROW_TOKENS)
     packs = every_sample(packing)
     expected = plain_rows(packs, packing, len(packs))["tokens"]

@@ -12,7 +12,7 @@ import pytest
 from streampack import Download
 from streampack.errors import DataError
 from streampack.streams import Stream, open_stream
-from streampack.streams import shard_pool as recent_module
+from streampack.streams.shard_pool import shard_pool
 from tests.helpers.caches import (
     LENGTHS,
     Buckets,
@@ -26,9 +26,9 @@ from tests.helpers.caches import (
 
 
 @pytest.fixture
-def new_process(monkeypatch):
+def new_process():
     """Forget everything this process has open, as if it were a new one."""
-    return lambda: monkeypatch.setattr(recent_module, "_pools", {})
+    return shard_pool().clear
 
 
 def flip_offset(file: Path, sample: int = 1) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-from typing import Any
+import threading
 
 import numpy as np
 import pytest
 
 from streampack.mds.columns import Spans
-from streampack.streams import shard_pool as module
 from streampack.streams.shard_pool import OpenShard, ShardPool, shard_pool
 
 
@@ -80,29 +79,23 @@ def _has_shard(_: int) -> bool:
 
 
 @pytest.mark.processes
-def test_a_fork_has_open_shards_of_its_own():
+def test_a_fork_has_open_shards_of_its_own_even_if_a_thread_of_its_parent_looks_for_one():
     shard_pool().put(shard_of("a key of this test", 1))
     assert _has_shard(0)
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.map(_has_shard, [0]) == [False]
+    is_held, may_leave = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with shard_pool()._lock:
+            is_held.set()
+            may_leave.wait(timeout=60)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        assert is_held.wait(timeout=60)
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            assert pool.map_async(_has_shard, [0]).get(timeout=60) == [False]
+    finally:
+        may_leave.set()
+        thread.join()
     assert _has_shard(0)
-
-
-class Interrupted(dict[int, Any]):
-    """The process's dict of open shards, where another thread interrupts between two steps."""
-
-    is_first = True
-
-    def __iter__(self):
-        if self.is_first:
-            self.is_first = False
-            self.found = shard_pool()
-        return super().__iter__()
-
-
-def test_threads_that_ask_at_once_after_a_fork_get_the_same(monkeypatch):
-    kept = Interrupted({0: ShardPool(1, 1)})  # the parent's
-    monkeypatch.setattr(module, "_pools", kept)
-    assert shard_pool() is kept.found
-    assert shard_pool() is kept.found
-    assert len(kept) == 1

@@ -38,7 +38,7 @@ from streampack.planned.spec import DatasetSpec
 from streampack.storage.materialize import Downloader
 from streampack.stores.failures import DamagedError
 from streampack.streams import Stream, open_streams
-from streampack.streams import shard_pool as recent_module
+from streampack.streams.shard_pool import shard_pool
 from streampack.world import World
 from tests.helpers import builders
 from tests.helpers.planning import epoch_sequence
@@ -116,7 +116,7 @@ def watch(folder: Path) -> Iterator[Seen]:
 
 def read_everything(folder: Path, store: Downloader | None = None, **options: Any) -> str:
     """Open, plan and read a stream; return "ok" or the name of a StreampackError."""
-    recent_module._pools.clear()
+    shard_pool().clear()
     try:
         remote = "s3://store/hostile" if store else None
         stream = Stream(local=str(folder), remote=remote, **options)

@@ -26,7 +26,6 @@ from __future__ import annotations
 import copy
 import errno
 import json
-import os
 import random
 import sys
 import tempfile
@@ -227,7 +226,7 @@ class Job:
     def _move(self, actor: Actor) -> None:
         self.disk.begin(actor.name)
         self.simulation.actor = actor
-        recent_module._pools = {os.getpid(): actor.process.recent}
+        recent_module._pool = actor.process.recent
         try:
             actor.is_ready = next(actor.steps)
         except StopIteration:
@@ -426,14 +425,14 @@ class Simulation:
         return Path(f"/sim/node{node}")
 
     def run(self) -> None:
-        before = recent_module._pools
+        before = recent_module._pool
         try:
             is_done = False
             while not is_done:
                 is_done = self._start_job(is_last=self.num_jobs >= MAX_JOBS)
             self._check_end()
         finally:
-            recent_module._pools = before
+            recent_module._pool = before
 
     def _start_job(self, *, is_last: bool) -> bool:
         self.num_jobs += 1
