@@ -166,27 +166,39 @@ class SourceSlice:
             self._counted = self.taken, None if self._splits_itself else self._num_raw
         return self._counted
 
-    def begin(self, pass_: int, taken: int = 0) -> None:
+    def begin(self, pass_: int, taken: int = 0, base: Sequence[Any] | None = None) -> None:
+        """Go to a position, from an earlier state of the source's own if there is one."""
+        if self._replay or base is None:
+            base = None
+            self.check_not_used_up(pass_)
+        elif not self._has_state:
+            raise ConfigError(
+                f"stream {self.name!r}: the state contains a state of its source, but "
+                f"{type(self._source).__name__} has no load_state_dict; pass the source that was "
+                "saved, or set replay=True to read it up to the position"
+            )
+        at_pass, at_taken, num_raw, state = base or (pass_, 0, 0, None)
         self._states.clear()
         self._error = None
-        self.check_not_used_up(pass_)
-        self.pass_, self.taken, self._num_raw = pass_, 0, 0
+        self.pass_, self.taken, self._num_raw = int(at_pass), int(at_taken), int(num_raw)
         self._has_begun = True
         if self.has_index:
             self.taken = taken
             return
-        self._set_pass(pass_)
-        if self._is_put:
-            # A Hugging Face dataset would start every pass at the loaded state.
-            self._source.load_state_dict(None)
-            self._is_put = False
+        self._set_pass(self.pass_)
+        if base is not None or self._is_put:
+            # Without a state, too: a Hugging Face dataset would start every pass at the loaded one.
+            self._source.load_state_dict(copy.deepcopy(state))
+            self._is_put = base is not None and is_hugging_face(self._source)
+        if base is not None:
+            self._states.append((self.pass_, self.taken, self._num_raw, state))
         with self._watched():
             try:
                 self._items = iter(self._source)
             except Exception as error:
                 raise self._failure(error) from error
             self._skip(taken)
-        if self._has_state and self.taken == taken > 0:
+        if base is None and self._has_state and self.taken == taken > 0:
             self._keep_state()
 
     def _skip(self, taken: int | None) -> None:
@@ -366,27 +378,3 @@ class SourceSlice:
         if self._states and self._states[0][:2] <= (pass_, taken):
             return list(self._states[0])
         return None
-
-    def resume(self, pass_: int, taken: int, base: Sequence[Any] | None) -> None:
-        """Go to a position, from the source's own state if there is one."""
-        if base is None or self._replay:
-            self.begin(pass_, taken)
-            return
-        if not self._has_state:
-            raise ConfigError(
-                f"stream {self.name!r}: the state contains a state of its source, but "
-                f"{type(self._source).__name__} has no load_state_dict; pass the source that was "
-                "saved, or set replay=True to read it up to the position"
-            )
-        at_pass, at_taken, num_raw, state = base
-        self._set_pass(int(at_pass))
-        self._source.load_state_dict(copy.deepcopy(state))
-        self._is_put = is_hugging_face(self._source)
-        self._has_begun = True
-        self.pass_, self.taken, self._num_raw = int(at_pass), int(at_taken), int(num_raw)
-        self._error = None
-        self._states.clear()
-        self._states.append((self.pass_, self.taken, self._num_raw, state))
-        with self._watched():
-            self._items = iter(self._source)
-            self._skip(taken)

@@ -324,7 +324,7 @@ class StreamSampler:
                 f"had {state['size']} when the state was saved{SAME_SAMPLES}"
             )
         pass_, taken, *_ = self._at
-        self._slice.resume(pass_, taken, own)
+        self._slice.begin(pass_, taken, own)
         if self._slice.taken < taken:
             raise DataError(
                 f"stream {self._name!r}: the state is {taken} samples into pass {pass_}, but the "
