@@ -99,21 +99,17 @@ class FlatShards:
 
     def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:
         """Return whether `edges` knows where these ids are without reading the tokens."""
-        return self._has_edges or self.has is not None or (bos_id is None and eos_id is None)
+        is_said = self.has is not None or isinstance(self.files[0].boundaries, Documents)
+        return is_said or (bos_id is None and eos_id is None)
 
     def edges(self, shard: int, bos_id: int | None, eos_id: int | None) -> Int64Array:
         first, stop = self._documents(shard)
         boundaries = self._file(shard).boundaries
-        if self._has_edges and isinstance(boundaries, Documents):
+        if self.has is None and isinstance(boundaries, Documents):  # of an index
             return boundaries.edges(np.arange(first, stop))
         first_id = bos_id if bos_id is not None and "bos" in (self.has or ()) else -1
         last_id = eos_id if eos_id is not None and "eos" in (self.has or ()) else -1
         return np.tile(np.array([first_id, last_id], np.int64), (stop - first, 1))
-
-    @property
-    def _has_edges(self) -> bool:
-        """Whether an index has the edges, and `has` does not say otherwise."""
-        return self.has is None and isinstance(self.files[0].boundaries, Documents)
 
     def _file(self, shard: int) -> TokenFile:
         return self.files[int(self.virtual.file[shard])]

@@ -211,17 +211,10 @@ class IterableStream:
         raise DataError(f"{self.where(number)}: {what}, but a tokenizer takes text; {way_out}")
 
     def sample(self, item: Any, number: int, encoded: Int64Array | None = None) -> IterableSample:
-        """Convert one item of the source to arrays.
+        """Convert item `number` of the source to arrays; `encoded` are the token ids of its text.
 
-        Args:
-            item: The item.
-            number: Its index in the source, for messages.
-            encoded: Token ids of its text, if it has one.
-
-        Raises:
-            DataError: If a field is missing, is not a row of integers, or differs in length from
-                the tokens; if a label is outside int32; if a loss mask has values other than 0
-                and 1.
+        A DataError says that a field is missing, is not a row of integers, or differs in length
+        from the tokens, or that it has a value that a token id, a label or a mask cannot have.
         """
         where = self.where(number)
         if not isinstance(item, Mapping):
