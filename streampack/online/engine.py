@@ -9,7 +9,10 @@ Each worker of each rank has a copy. It reads its own slice of each source.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import os
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -35,8 +38,7 @@ from streampack.online.byte_budget import (
 from streampack.online.item_decoder import limit_tokenizer_threads
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
-from streampack.online.source_access import SourceLock, WorkerSlice
-from streampack.online.source_slice import SourceSlice, most_empty_passes
+from streampack.online.source_slice import SourceSlice, WorkerSlice, most_empty_passes
 from streampack.online.source_view import source_view
 from streampack.online.state import (
     LoopPosition,
@@ -65,6 +67,25 @@ SAME_ON_ALL_RANKS = ("seed", "shuffle_block_size", "max_seq_len", "method", "bat
 
 Delivery: TypeAlias = tuple[int, Batch, State]
 """A worker, its native batch, and what has changed in its state since the batch before."""
+
+
+class SourceLock:
+    """Lets one iteration at a time read the sources; each copy and each process has its own."""
+
+    def __init__(self) -> None:
+        self._pid, self._lock = os.getpid(), threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return SourceLock, ()
+
+    @contextmanager
+    def take(self, check: Callable[[], None]) -> Iterator[None]:
+        """Wait until no other iteration reads; `check` then says whether this one still may."""
+        if self._pid != os.getpid():  # a fork copies the lock as it is
+            self._pid, self._lock = os.getpid(), threading.Lock()
+        with self._lock:
+            check()
+            yield
 
 
 class OnlineEngine(ResumableRun[Position, Position]):

@@ -21,8 +21,7 @@ from streampack.config import Mixing
 from streampack.errors import ConfigError
 from streampack.mix.apportion import apportion
 from streampack.mix.weights import Weight, check_amount, check_weights, exact_share, resolve_weights
-from streampack.online.source_access import WorkerSlice
-from streampack.online.source_slice import SourceSlice
+from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.streams import IterableStream
 from streampack.texts.source_traits import is_one_shot, num_items
 

@@ -29,8 +29,7 @@ from streampack.online.byte_budget import HeldMemory, tensor_bytes
 from streampack.online.live_queue import LiveQueue
 from streampack.online.plan import FlowPlan
 from streampack.online.sample_store import BatchWriter, SampleStore
-from streampack.online.source_access import WorkerSlice
-from streampack.online.source_slice import SourceSlice
+from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_mixer import StreamMixer
 from streampack.runtime.stats import COUNTED, count_segments
 from streampack.types import LENGTH, Int64Array, Packs, State

@@ -15,8 +15,7 @@ from typing import Literal, TypeAlias
 
 from streampack.config import Bucketing, Mixing, Packing
 from streampack.online.epoch_quota import EpochQuotas
-from streampack.online.source_access import WorkerSlice
-from streampack.online.source_slice import SourceSlice
+from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.streams import IterableStream
 
 Steps: TypeAlias = int | Literal["equal"]

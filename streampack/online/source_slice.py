@@ -6,6 +6,11 @@ With 3 slices (workers over all ranks), slice 1 of each kind of source::
     generator, iterable        a [b] c  d [e] f  g [h]      every third item, the others are skipped
     shards itself             [x] [y] [z]                   all items that it gives to this worker
 
+What a generator or iterable is told that asks torch which worker it is in::
+
+    sharded=None     its worker, and is then refused: most of its items would never come
+    sharded=False    none
+
 A position in a slice is (pass, taken), where taken counts the items before it in that pass.
 docs/iterables.md shows which sources shard themselves, and how each resumes at a position.
 
@@ -18,15 +23,16 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from streampack.errors import ConfigError, DataError
-from streampack.online.source_access import WorkerSlice, watched
 from streampack.rng import permutation
+from streampack.runtime import torch_worker
 from streampack.texts.source_traits import (
     has_index,
     has_unsaved_shuffle_buffer,
@@ -44,6 +50,34 @@ TABLE_ROWS = 16  # of a Hugging Face table, read together
 LEFT = "a later iteration of this dataset has begun"
 
 Own: TypeAlias = Callable[[Any], tuple[Any, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSlice:
+    """One worker's position among all ranks and workers."""
+
+    device: int = 0
+    """Number of the rank, among those that get distinct batches."""
+    num_devices: int = 1
+    worker: int = 0
+    num_workers: int = 1
+
+    @property
+    def index(self) -> int:
+        """Number of this slice, over all ranks and workers."""
+        return self.device * self.num_workers + self.worker
+
+    @property
+    def num_slices(self) -> int:
+        return self.num_devices * self.num_workers
+
+    def num_of(self, total: int) -> int:
+        """Return this slice's share of `total` items dealt round-robin.
+
+        >>> [WorkerSlice(worker=worker, num_workers=3).num_of(8) for worker in range(3)]
+        [3, 3, 2]
+        """
+        return -(-max(total - self.index, 0) // self.num_slices)
 
 
 def most_empty_passes(source: object, *, is_sharded: bool) -> int:
@@ -212,9 +246,22 @@ class SourceSlice:
         except Exception as error:
             raise self._failure(error) from error
 
-    def _watched(self) -> AbstractContextManager[None]:
-        is_dealt = not self._splits_itself and self.worker_slice.num_workers > 1
-        return watched(self.name, self._source, self._sharded) if is_dealt else nullcontext()
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Let the source run; one that asks for its worker is refused if its items are dealt."""
+        if self._splits_itself or self.worker_slice.num_workers == 1:
+            yield
+            return
+        with torch_worker.watch_asking(is_hidden=self._sharded is not None) as was_asked:
+            yield
+        if was_asked():
+            raise ConfigError(
+                f"stream {self.name!r}: its source ({type(self._source).__name__}) asks which of "
+                f"{torch_worker.worker_here().num_workers} workers it is in, while its items are "
+                "divided among them already, so most would never come; set sharded=True if it "
+                "gives each worker of each rank its own samples, or sharded=False if all of them "
+                "are to be divided"
+            )
 
     def check_not_used_up(self, pass_: int) -> None:
         if self._has_begun and is_one_shot(self._source):

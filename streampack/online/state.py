@@ -30,7 +30,7 @@ import numpy as np
 from streampack._checks import MAX_EPOCH
 from streampack.errors import ResumeError, short_text
 from streampack.online.plan import FlowPlan, Steps
-from streampack.online.source_access import WorkerSlice
+from streampack.online.source_slice import WorkerSlice
 from streampack.plan.comparison import check_same
 from streampack.runtime.rank_digest import digest_of_values
 from streampack.types import State

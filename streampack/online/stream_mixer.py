@@ -20,8 +20,7 @@ from streampack.errors import StreampackError
 from streampack.mix.deficit import Deficits, num_served
 from streampack.online.item_decoder import Columns
 from streampack.online.plan import FlowPlan
-from streampack.online.source_access import WorkerSlice
-from streampack.online.source_slice import SourceSlice
+from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_sampler import SourcePosition, StreamSampler
 from streampack.types import TOKENS, Int64Array, State
 

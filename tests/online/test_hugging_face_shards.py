@@ -17,8 +17,7 @@ from streampack import (
     Packing,
     World,
 )
-from streampack.online.source_access import WorkerSlice
-from streampack.online.source_slice import MOST_EMPTY_PASSES, SourceSlice
+from streampack.online.source_slice import MOST_EMPTY_PASSES, SourceSlice, WorkerSlice
 from tests.helpers.examples import crossed
 from tests.helpers.iterables import assert_continues, pieces, with_states
 

@@ -22,8 +22,7 @@ from streampack import (
     Packing,
     World,
 )
-from streampack.online.source_access import WorkerSlice
-from streampack.online.source_slice import SourceSlice
+from streampack.online.source_slice import SourceSlice, WorkerSlice
 from tests.helpers.batches import same
 from tests.helpers.builders import write_stream_files
 from tests.helpers.iterables import Again, assert_continues, pieces, rows_of, with_states

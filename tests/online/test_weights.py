@@ -24,8 +24,7 @@ from streampack import (
 )
 from streampack.online.dataset import flow_plan
 from streampack.online.epoch_quota import epoch_amounts
-from streampack.online.source_access import WorkerSlice
-from streampack.online.source_slice import SourceSlice
+from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_sampler import StreamSampler
 from streampack.types import SAMPLE
 from tests.helpers.examples import examples
