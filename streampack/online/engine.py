@@ -117,7 +117,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
         self._convert = convert
         self._context = context
         self._format_bytes = format_bytes(convert, plan)
-        self._slices: tuple[WorkerSlice, list[SourceSlice]] | None = None
+        self._slices: list[SourceSlice] = []
         self._reading: Any = None  # what a prefetch thread reads
         self._access = SourceLock()
         self.state = Standing()
@@ -130,7 +130,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Iterators stay in the process that created them.
-        return super().__getstate__() | {"_slices": None, "_reading": None}
+        return super().__getstate__() | {"_slices": [], "_reading": None}
 
     @property
     def size(self) -> str:
@@ -234,7 +234,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
         if self._reading is not None:
             self._reading.close()  # its thread would continue to read from the same sources
             self._reading = None
-        for source in self._slices[1] if self._slices else ():
+        for source in self._slices:
             source.is_left = True  # for a thread that outlives the close, waiting for an item
         start = self._unused_start
         epoch = self.counter.begin(worker.number, key, None if start is None else start.epoch)
@@ -322,15 +322,15 @@ class OnlineEngine(ResumableRun[Position, Position]):
             )
 
     def _packer(self, epoch: int, worker_slice: WorkerSlice, ahead: int) -> OnlinePacker:
-        if self._slices is None or self._slices[0] != worker_slice:
-            self._slices = (worker_slice, self.plan.slices(worker_slice))
-        for source in self._slices[1]:
+        if not self._slices or self._slices[0].worker_slice != worker_slice:
+            self._slices = self.plan.slices(worker_slice)
+        for source in self._slices:
             source.check_not_used_up(epoch)
             source.is_left = False
         fixed = (self._format_bytes or 0) + ahead * batch_bytes(self.plan)
         held = HeldMemory(self.buffers.worker_bytes, fixed, ahead)
         tokens = window_tokens(self.plan, self.buffers, worker_slice.num_workers)
-        return OnlinePacker(self.plan, worker_slice, self._slices[1], epoch, held, tokens)
+        return OnlinePacker(self.plan, self._slices, epoch, held, tokens)
 
     # State.
 

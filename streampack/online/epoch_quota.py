@@ -52,10 +52,9 @@ class EpochQuotas:
     """Whether the amounts are absolute, and not only relative shares."""
     mixing: Mixing
 
-    def quota(
-        self, stream: int, epoch: int, slice_: SourceSlice, worker_slice: WorkerSlice
-    ) -> WorkerQuota:
+    def quota(self, stream: int, epoch: int, slice_: SourceSlice) -> WorkerQuota:
         amount, repeat = self.amounts[stream], self.repeats[stream]
+        worker_slice = slice_.worker_slice
         if not self.are_quotas:
             passes = NO_END if self.mixing.stop == "repeat" else None
             return WorkerQuota(amount=passes if amount else 0)

@@ -29,7 +29,7 @@ from streampack.online.byte_budget import HeldMemory, tensor_bytes
 from streampack.online.live_queue import LiveQueue
 from streampack.online.plan import FlowPlan
 from streampack.online.sample_store import BatchWriter, SampleStore
-from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.source_slice import SourceSlice
 from streampack.online.stream_mixer import StreamMixer
 from streampack.runtime.stats import COUNTED, count_segments
 from streampack.types import LENGTH, Int64Array, Packs, State
@@ -45,7 +45,6 @@ class OnlinePacker:
     def __init__(
         self,
         plan: FlowPlan,
-        worker_slice: WorkerSlice,
         slices: Sequence[SourceSlice],
         epoch: int,
         held: HeldMemory,
@@ -53,12 +52,12 @@ class OnlinePacker:
     ) -> None:
         self._plan = plan
         self._held = held
-        self._worker_slice = worker_slice
+        self._worker_slice = worker_slice = slices[0].worker_slice
         self._epoch = epoch
         self._is_random = plan.mixing.batching_method == "random"
         num = len(plan.streams)
         self._amounts = [amount or 0 for amount in plan.amounts.amounts]
-        self._mixer = StreamMixer(plan, worker_slice, slices, epoch)
+        self._mixer = StreamMixer(plan, slices, epoch)
         stores = [SampleStore(plan, held) for _ in window_tokens]
         self._writer = BatchWriter(plan, stores)
         self._blocks = BufferPool()

@@ -20,7 +20,7 @@ from streampack.errors import StreampackError
 from streampack.mix.deficit import Deficits, num_served
 from streampack.online.item_decoder import Columns
 from streampack.online.plan import FlowPlan
-from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.source_slice import SourceSlice
 from streampack.online.stream_sampler import SourcePosition, StreamSampler
 from streampack.types import TOKENS, Int64Array, State
 
@@ -35,16 +35,12 @@ class Mark(NamedTuple):
 class StreamMixer:
     """Chooses samples of all streams in one worker and epoch; `slices` are its slices of them."""
 
-    def __init__(
-        self, plan: FlowPlan, worker_slice: WorkerSlice, slices: Sequence[SourceSlice], epoch: int
-    ) -> None:
+    def __init__(self, plan: FlowPlan, slices: Sequence[SourceSlice], epoch: int) -> None:
         self._plan = plan
         self._epoch = epoch
         self._is_random = plan.mixing.batching_method == "random"
         self._chooses = self._is_random and len(slices) > 1
-        self.quotas = [
-            plan.amounts.quota(n, epoch, slice_, worker_slice) for n, slice_ in enumerate(slices)
-        ]
+        self.quotas = [plan.amounts.quota(n, epoch, slice_) for n, slice_ in enumerate(slices)]
         self.samplers = [
             StreamSampler(plan, number, slice_, quota)
             for number, (slice_, quota) in enumerate(zip(slices, self.quotas, strict=True))

@@ -218,7 +218,7 @@ def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
             slice_ = SourceSlice(source, "a", worker_slice)
             for epoch, counter in enumerate(epochs):
                 plan = flow_plan("", streams, Packing(max_seq_len=10), mixing)
-                quota = amounts.quota(0, epoch, slice_, worker_slice)
+                quota = amounts.quota(0, epoch, slice_)
                 sampler = StreamSampler(plan, 0, slice_, quota)
                 sampler.begin(epoch)
                 while sampler.read():
@@ -244,7 +244,7 @@ def test_parts_that_split_themselves_take_their_fractions_over_epochs(sizes, rep
         worker_slice = WorkerSlice(device=device, num_devices=len(sizes))
         slice_ = SourceSlice(Again([[n + 1] for n in range(size)]), "a", worker_slice, sharded=True)
         for epoch in range(8):
-            quota = amounts.quota(0, epoch, slice_, worker_slice)
+            quota = amounts.quota(0, epoch, slice_)
             assert quota.skipped == totals[:, device].sum()
             totals[epoch, device] = quota.amount
     due = np.outer(np.arange(1, 9), [float(repeat * size) for size in sizes])
