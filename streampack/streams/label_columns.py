@@ -12,7 +12,12 @@ import logging
 
 logger = logging.getLogger(__name__)
 
-TARGET_COLUMNS = {"labels": "labels", "loss_mask": "loss_mask", "assistant_masks": "loss_mask"}
+TARGET_COLUMNS = {
+    "labels": "labels",
+    "loss_mask": "loss_mask",
+    "assistant_masks": "loss_mask",
+    "completion_mask": "loss_mask",
+}
 """Usual names of such columns, with the stream argument that reads each."""
 
 

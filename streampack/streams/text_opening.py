@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ import numpy as np
 
 from streampack.config import Buffers
 from streampack.config.held_out import HeldOut
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, DataError
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import LocalFilesystem
@@ -35,14 +36,16 @@ from streampack.storage.location import StreamLocation, cache_root
 from streampack.storage.locks import FileLocks
 from streampack.storage.verify import as_data_error
 from streampack.streams.column_selection import ColumnSelection
+from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
 from streampack.streams.parts import Numbering, SamplePart, chosen_shards, digest_text
+from streampack.streams.sample_fields import token_ids, values_per_token
 from streampack.streams.sources.values import default_name, is_path
 from streampack.streams.text_lengths import indexed_lengths, known_lengths
 from streampack.streams.text_shards import TextShards
 from streampack.streams.token_stream import Opening, TokenStream
 from streampack.texts.pool import tokenizer_pool
 from streampack.texts.rows import LOSS_MASK, row_format, tokenizer_digest
-from streampack.texts.table import open_table
+from streampack.texts.table import open_table, read_whole_row
 from streampack.texts.token_shard import (
     ShardFormat,
     described,
@@ -72,6 +75,8 @@ def open_texts(
     """
     shards, of = shards_of_texts(source, opening, selected, **row)
     form, text_bytes = shards.format, int(shards.table.cut.text.sum())
+    if form.is_ids and not (shards.columns.labels or shards.columns.loss_mask):
+        _warn_of_targets(source.files, shards)
     lengths = "eager" if form.is_ids else source.lengths
     has_index = source.index is not None and not form.is_ids
     known = indexed_lengths(source.index, of) if has_index else None
@@ -129,6 +134,21 @@ def shards_of_texts(
         num_workers=num_workers,
     )
     return shards, described(table, identity, probed)
+
+
+def _warn_of_targets(files: Any, shards: TextShards) -> None:
+    """Warn of columns of rows of token ids that look like labels or a loss mask."""
+    with suppress(DataError):
+        if isinstance(files, list | tuple):  # of these, the cache has the columns that are read
+            row = files[0]
+        else:
+            is_table = hasattr(files, "iloc")
+            row = files.iloc[0].to_dict() if is_table else read_whole_row(shards.table.shard(0), 0)
+        names = TARGET_COLUMNS.keys() & (row if isinstance(row, Mapping) else {})
+        for name in sorted(names - {shards.columns.tokens}):
+            with suppress(DataError):  # not one integer per token, so it is something else
+                values_per_token(token_ids(row, shards.columns.tokens, ""), row, name, "")
+                warn_unused_label_column("TokenFiles", shards.name, name)
 
 
 def _format_of(

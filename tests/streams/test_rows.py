@@ -470,3 +470,26 @@ def test_a_conversation_of_several_samples_is_on_one_side_of_a_split(kind, tmp_p
     assert sorted(sides[0]) == sorted(sides[1] + sides[2])
     assert (len(sides[0]), len(whole), len(held)) == (300, 100, 20)
     assert not train & held
+
+
+@pytest.mark.parametrize("form", ["list", "json", "parquet", "dataset", "pandas", "pyarrow"])
+def test_unread_targets_of_rows_of_ids_are_warned_of(form, tmp_path, caplog):
+    rows = [{"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "labels": n} for n in range(3)]
+    source: Any = rows
+    if form == "json":
+        source = tmp_path / "rows.jsonl"
+        source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    elif form == "parquet":
+        source = tmp_path / "rows.parquet"
+        datasets.Dataset.from_list(rows).to_parquet(source)
+    elif form != "list":
+        table = datasets.Dataset.from_list(rows)
+        source = {"dataset": table, "pandas": table.to_pandas(), "pyarrow": table.data.table}[form]
+    open_stream(Stream(TokenFiles(source, local=tmp_path / "a"), name="own"), 0)
+    assert "'own': its 'completion_mask' is not read, so every token is a target" in caplog.text
+    assert "set TokenFiles(loss_mask='completion_mask') to read it" in caplog.text
+    assert "'labels'" not in caplog.text  # one number is the class of a row
+    caplog.clear()
+    read = TokenFiles(source, local=tmp_path / "a", loss_mask="completion_mask")
+    open_stream(Stream(read), 0)
+    assert "is not read" not in caplog.text
