@@ -23,7 +23,7 @@ import numpy as np
 
 from streampack.errors import DataError
 from streampack.mds.codecs import CODECS, COMPRESSIONS, HASHES
-from streampack.mds.litdata import LITDATA, LITDATA_BARE, entries_of, is_litdata
+from streampack.mds.litdata import LITDATA, LITDATA_BARE, entries_of
 from streampack.types import Int64Array
 
 INDEX_FILE = "index.json"
@@ -183,7 +183,7 @@ def parse_entries(
         ) from error
     is_object = isinstance(document, dict)
     _check(is_object, f"{uri}: holds", document, "an index.json is an object; rewrite it")
-    if is_litdata(document):
+    if {"chunks", "config"} <= document.keys():
         return entries_of(document, uri)
     version, entries = document.get("version"), document.get("shards")
     way_out = "only MDS version 2 is known; rewrite the stream"

@@ -30,11 +30,6 @@ ARRAYS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint6
 WAY_OUT = "optimize it again with headerless arrays, or write a stream: streampack write --tokens"
 
 
-def is_litdata(document: Any) -> bool:
-    """Return whether a parsed index.json is one of litData."""
-    return isinstance(document, dict) and {"chunks", "config"} <= document.keys()
-
-
 def entries_of(document: Mapping[str, Any], uri: str) -> list[dict[str, Any]]:
     """Return the chunks of litData's index.json as entries of shards.
 

@@ -1,8 +1,7 @@
 """Download of one object with retries, within a time budget.
 
 Each attempt has its own thread and folder. An overdue attempt is abandoned: its answer is cut off
-and its folder is removed. Its thread removes the folder again when it ends. If no hash can verify
-the bytes, the checksum that the store reports is compared, where its library can compute it.
+and its folder is removed. Its thread removes the folder again when it ends.
 """
 
 from __future__ import annotations

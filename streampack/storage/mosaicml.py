@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 
 from streampack._extras import import_extra, is_from
 from streampack.errors import ConfigError
+from streampack.stores.drivers import AZURE_SCOPE
 
 STREAMS = "streaming.base.stream"
-AZURE_SCOPE = "https://storage.azure.com/.default"
 # Stores that need an extra of MosaicML's package, by that extra.
 EXTRAS = {"alipan": "alipan", "dbfs": "databricks"}
 # Stores that only MosaicML's downloaders can read.

@@ -10,13 +10,11 @@ Cost: the hash of a file takes about 0.1 ms a MB.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import xxhash
 
-from streampack.mds.codecs import HASHES
 from streampack.storage.filesystem import LocalFilesystem, Piece
 
 ALGORITHM = "xxh3_64"
@@ -38,10 +36,3 @@ def stated_hash(disk: LocalFilesystem, path: Path) -> str:
     with disk.open(path) as file:
         head = file.read(SEAL_BYTES)
     return f"{ALGORITHM}:{head[MAGIC_BYTES:].hex()}" if head.startswith(PREFIX) else ""
-
-
-def sealed_hash(disk: LocalFilesystem, path: Path) -> str:
-    """Return the hash of a file's bytes after its seal, as "algorithm:digest"."""
-    with disk.open(path) as file:
-        file.seek(SEAL_BYTES)
-        return f"{ALGORITHM}:{hashlib.file_digest(file, HASHES[ALGORITHM]).hexdigest()}"

@@ -22,7 +22,7 @@ from streampack.mds.index import Shard, ShardFile
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import CacheEntry, FileLocks
-from streampack.storage.sealed import sealed_hash, stated_hash
+from streampack.storage.sealed import SEAL_BYTES, stated_hash
 
 FAST_HASHES = ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32", "sha1", "md5", "blake2b")
 
@@ -69,10 +69,11 @@ def as_data_error(
         raise DataError(f"{path}: {text}", uri=str(path), shard=path.name) from error
 
 
-def file_digest(disk: LocalFilesystem, path: Path, expected: str) -> str:
+def file_digest(disk: LocalFilesystem, path: Path, expected: str, begin: int = 0) -> str:
     """Return a file's hash by the algorithm of `expected`; both are "algorithm:digest"."""
     algorithm = expected.partition(":")[0]
     with disk.open(path) as file:
+        file.seek(begin)
         digest = hashlib.file_digest(file, HASHES[algorithm])
     return f"{algorithm}:{digest.hexdigest()}"
 
@@ -144,10 +145,8 @@ class FileVerifier:
         entry = CacheEntry(num_bytes=state.num_bytes, mtime_ns=state.mtime_ns, hash=expected)
         if locks.read_entry(path.name) == entry:
             return True
-        digest = (
-            sealed_hash(self._disk, path) if file.make else file_digest(self._disk, path, expected)
-        )
-        if digest != expected:
+        begin = SEAL_BYTES if file.make else 0
+        if not expected or file_digest(self._disk, path, expected, begin) != expected:
             return False
         with suppress(OSError):  # only an optimization
             locks.write_entry(path.name, entry)

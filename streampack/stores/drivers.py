@@ -22,7 +22,7 @@ from typing import Any
 from streampack.errors import ConfigError
 from streampack.stores.failures import ChangedError, NoRangesError, NoStoreError
 from streampack.stores.objects import StoredObject, fetch_parts, is_large, version_of_tag
-from streampack.stores.s3 import S3_SCHEMES
+from streampack.stores.s3 import CONNECT_S, S3_SCHEMES
 from streampack.stores.threads import seconds_left
 
 PACKAGES = {
@@ -36,7 +36,6 @@ PACKAGES = {
 """What pip installs for a scheme; fsspec knows more schemes."""
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "version_id")
 TIMES = ("mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
-CONNECT_S = 10.0
 AZURE_SCOPE = "https://storage.azure.com/.default"
 
 
@@ -46,8 +45,7 @@ def is_known(scheme: str) -> bool:
     >>> is_known("s3"), is_known("nonsense")
     (True, False)
     """
-    fsspec: Any = None if scheme in PACKAGES else import_module("fsspec")
-    return fsspec is None or scheme in fsspec.available_protocols()
+    return scheme in PACKAGES or scheme in import_module("fsspec").available_protocols()
 
 
 class DriverStore:

@@ -78,9 +78,9 @@ def hashed(monkeypatch):
     done: list[str] = []
     digest = checked_module.file_digest
 
-    def file_digest(disk, path, wanted):
+    def file_digest(disk, path, wanted, *begin):
         done.append(path.name)
-        return digest(disk, path, wanted)
+        return digest(disk, path, wanted, *begin)
 
     monkeypatch.setattr(checked_module, "file_digest", file_digest)
     return done
