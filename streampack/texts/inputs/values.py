@@ -20,6 +20,8 @@ from streampack.padding import PADDING_MASK, is_padded, padded_range
 from streampack.texts.chat_rows import FORMATS, LISTS, PAIRS, PREFERENCES, columns_of
 from streampack.types import IntArray
 
+KEPT = "columns=, labels= or loss_mask"  # the options that name columns to keep
+
 
 class BadValueError(Exception):
     """A value that cannot be used."""
@@ -169,7 +171,7 @@ class RowSelection:
     def kept_in(self, row: Mapping[str, Any]) -> list[Any]:
         missing = next((name for name in self.keep if name not in row), None)
         if missing is not None:
-            raise BadValueError(no_column(missing, list(row), "columns"))
+            raise BadValueError(no_column(missing, list(row), KEPT))
         return [row[name] for name in self.keep]
 
 

@@ -123,7 +123,8 @@ def test_kept_values_stay_beside_their_rows(tmp_path):
     [batch] = read_rows(split(path)[0], RowSelection("text", "text", keep=("url",)))
 
     assert (batch.values, batch.kept) == (["a", "c"], {"url": ["1", None]})
-    assert "no column 'url'; it has 'text'; set columns=" in batch.bad[0].reason
+    way_out = "set columns=, labels= or loss_mask= to one of them"  # of write, and of TokenFiles
+    assert f"no column 'url'; it has 'text'; {way_out}" in batch.bad[0].reason
 
 
 @pytest.mark.parametrize("ids", [[], [1, 2], [True, False], [2**40]])
