@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -239,6 +240,28 @@ def test_a_stream_without_a_share_changes_no_pack_of_a_small_stream():
     history.run_until_killed(num_devices=1, num_batches=8, **keeps)
     history.amend(own={"web": 1})
     history.teardown()
+
+
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+@pytest.mark.parametrize("method", METHODS)
+@examples(10)
+@given(chapters=some_chapters(), num_lanes=st.sampled_from([1, 2]), window=st.sampled_from([0, 64]))
+def test_streams_that_no_chapter_uses_change_no_pack(method, unit, chapters, num_lanes, window):
+    used = {name for chapter in chapters for name in chapter.weights}
+    packs = []
+    for names in (sorted(used), [*sorted(used), *sorted(set(NAMES) - used)]):
+        plan = run_plan(
+            {name: LENGTHS[name] for name in names},
+            chapters,
+            method=method,
+            unit=unit,
+            num_lanes=num_lanes,
+            order=Order(seed=3, pack_shuffle=window),
+            global_batch_size=SIZE,
+        )
+        packs.append(run_packs(plan, [1] * len(chapters)))
+
+    assert packs[0] == packs[1]
 
 
 @pytest.mark.thorough
