@@ -89,6 +89,14 @@ def test_a_note_is_written_where_nothing_was_locked_yet(tmp_path):
     assert locks.read_entry("a") == entry
 
 
+@pytest.mark.parametrize("note", ["", "{", "[]", "{}", '{"num_bytes": "3"}', '{"num_bytes": null}'])
+def test_a_damaged_note_is_none(tmp_path, note):
+    locks = FileLocks(tmp_path, LocalFilesystem())
+    locks.write_entry("a", CacheEntry(num_bytes=3))
+    locks.entry_path("a").write_text(note)
+    assert locks.read_entry("a") is None
+
+
 def test_a_sweep_removes_what_the_dead_left_and_nothing_of_the_living(tmp_path):
     disk = LocalFilesystem()
     locks = FileLocks(tmp_path, disk)

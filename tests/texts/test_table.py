@@ -496,6 +496,17 @@ def test_dictionaries_within_columns_are_read_from_units_of_several_shards(kind,
     assert suffix == "arrow" or (len(table) > 10 and set(table.cut.decoded) != {0})
 
 
+@pytest.mark.usefixtures("small")
+def test_a_file_of_arrow_that_pyarrow_wrote_before_0_15_is_cut_and_read(tmp_path):
+    options = pa.ipc.IpcWriteOptions(use_legacy_format=True)
+    rows = pa.table({"text": TEXTS * 9})
+    with pa.ipc.new_file(tmp_path / "a.arrow", rows.schema, options=options) as writer:
+        writer.write_table(rows, 50)
+    table = opened(tmp_path / "a.arrow", tmp_path)
+    assert len(table) > 4
+    assert rows_of(table, tmp_path) == (TEXTS * 9, [])
+
+
 TWICE = pa.table([["a", "b"], ["c", "d"], ["e", "f"]], ["text", "x", "text"])
 REPEATED: dict[str, Callable[[Path], Any]] = {
     "parquet": lambda path: write_table(path / "a.parquet", TWICE, 1),

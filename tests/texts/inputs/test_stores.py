@@ -123,6 +123,12 @@ def test_folders_globs_and_stores_give_the_same_files_in_the_same_order(url, roo
     assert names(url) == expected
 
 
+def test_an_object_whose_name_looks_like_a_glob_is_found_by_it(url, root):
+    (root / "marks").mkdir(exist_ok=True)
+    (root / "marks" / "a[1].txt").write_text("a")
+    assert texts_of(split(f"{url}/marks/a[1].txt")) == ["a"]
+
+
 @pytest.mark.parametrize("name", ["in/none.txt", "in/none/*.txt", "in/a.tx", "in/.hidden"])
 def test_an_input_that_a_store_lacks_is_refused(url, name):
     with pytest.raises(DataError, match="0 files; check the"):
