@@ -42,6 +42,8 @@ def root(tmp_path_factory):
     for name in (".a.txt", "a/.git/b.txt", "a/_SUCCESS", "_metadata", ".b/c.txt"):
         (folder / "order" / "x" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "order" / "x" / name).write_text(name)
+    (folder / "marks").mkdir()
+    (folder / "marks" / "a[1].txt").write_text("a")
     return folder
 
 
@@ -123,9 +125,7 @@ def test_folders_globs_and_stores_give_the_same_files_in_the_same_order(url, roo
     assert names(url) == expected
 
 
-def test_an_object_whose_name_looks_like_a_glob_is_found_by_it(url, root):
-    (root / "marks").mkdir(exist_ok=True)
-    (root / "marks" / "a[1].txt").write_text("a")
+def test_an_object_whose_name_looks_like_a_glob_is_found_by_it(url):
     assert texts_of(split(f"{url}/marks/a[1].txt")) == ["a"]
 
 
