@@ -57,8 +57,10 @@ def write_memory(rows: Any, wanted: RowSelection, cache: Path) -> tuple[Path, st
 
     Raises:
         ConfigError: If they are of a kind that cannot be read twice.
-        DataError: If a value has no type in JSON.
+        DataError: If there are none, or a value has no type in JSON.
     """
+    if hasattr(rows, "__len__") and not len(rows):
+        raise DataError(f"rows={short_text(rows)}: 0 rows; pass some, or omit the source")
     is_dataset = is_from(rows, "datasets", "Dataset")
     is_arrow = is_from(rows, "pyarrow", "Table")
     is_arrow |= is_dataset and rows._format_type != "custom"
@@ -104,13 +106,9 @@ def _write(rows: Any, wanted: RowSelection, path: Path) -> None:
 def _write_arrow(rows: Any, path: Path) -> None:
     ipc = import_extra("pyarrow.ipc", "tables", "a table in memory")
     batches = _record_batches(rows)
-    first = next(batches, None)
-    if first is None:
-        schema = rows.schema if is_from(rows, "pyarrow", "Table") else rows.features.arrow_schema
-    else:
-        schema = first.schema
-    with ipc.new_file(str(path), schema) as writer:
-        for batch in chain([] if first is None else [first], batches):
+    first = next(batches)
+    with ipc.new_file(str(path), first.schema) as writer:
+        for batch in chain([first], batches):
             writer.write_batch(batch)
 
 

@@ -562,9 +562,10 @@ def test_a_parquet_column_with_a_dot_in_its_name_has_the_size_of_any_other(tmp_p
     assert sizes[0] == sizes[1] >= sum(map(len, TEXTS)) / 2
 
 
-def test_a_dataset_of_no_rows_is_refused_as_a_file_of_no_rows_is(tmp_path):
-    rows = datasets.Dataset.from_dict({"text": []})
-    with pytest.raises(DataError, match="0 rows"):
+@pytest.mark.parametrize("make", [list, pa.table, pd.DataFrame, datasets.Dataset.from_dict])
+def test_no_rows_in_memory_are_refused_by_what_they_are(make, tmp_path):
+    rows = make({} if make is list else {"text": []})
+    with pytest.raises(DataError, match=r"rows=.*: 0 rows; pass some, or omit the source"):
         opened(rows, tmp_path)
 
 
