@@ -126,9 +126,9 @@ class ChatEncoder:
     def samples(self, conversation: Any) -> list[dict[str, IntArray]]:
         """Return the samples of one conversation: one for each response, or one in other modes.
 
-        They, and errors, are as those of `__call__`. For a conversation with nothing to learn, and
-        of one that `max_seq_len` cuts before its first target, the mask is all 0: ``streampack
-        write`` and `chat_dataset` skip such samples and count them.
+        Samples are as `__call__` returns them, and so are errors. For a conversation with nothing
+        to learn, and for one that `max_seq_len` cuts before its first target, the mask is all 0:
+        ``streampack write`` and `chat_dataset` skip such samples and count them.
         """
         chat = read_row(conversation, self.ignore_fields)
         chosen = self._chosen(chat)
