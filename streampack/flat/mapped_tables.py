@@ -86,17 +86,8 @@ class Table:
         Raises:
             DataError: If an index is outside of the table, or the table is outside of the file.
         """
-        data = map_table(self.path)
-        end = self.offset + self.count * np.dtype(self.dtype).itemsize
-        last = indices.view(np.uint64).max(initial=0)  # a negative index becomes a huge one
-        if end > len(data) or last >= max(self.count, 1):
-            raise DataError(
-                f"{self.path}: entry {last} of {self.count} is asked for, and the entries end at "
-                f"byte {end} of {len(data)}; the file is cut short or damaged: make a new copy",
-                uri=str(self.path),
-            )
-        array: npt.NDArray[Any] = np.ndarray(self.count, self.dtype, data.data, self.offset)
-        return array[indices]
+        # A negative index becomes a huge one.
+        return self._mapped(indices.view(np.uint64).max(initial=0))[indices]
 
     def view(self, first: int, stop: int) -> npt.NDArray[Any]:
         """Return the mapped entries [first, stop), one or more, in their own type.
@@ -104,9 +95,19 @@ class Table:
         Raises:
             DataError: As `take`.
         """
-        self.take(np.array([first, stop - 1]))
-        begin = self.offset + first * np.dtype(self.dtype).itemsize
-        return np.ndarray(stop - first, self.dtype, map_table(self.path).data, begin)
+        return self._mapped(stop - 1)[first:stop]
+
+    def _mapped(self, last: int) -> npt.NDArray[Any]:
+        """Return the mapped table, of which `last` is the last entry that is asked for."""
+        data = map_table(self.path)
+        end = self.offset + self.count * np.dtype(self.dtype).itemsize
+        if end > len(data) or last >= max(self.count, 1):
+            raise DataError(
+                f"{self.path}: entry {last} of {self.count} is asked for, and the entries end at "
+                f"byte {end} of {len(data)}; the file is cut short or damaged: make a new copy",
+                uri=str(self.path),
+            )
+        return np.ndarray(self.count, self.dtype, data.data, self.offset)
 
     def __getitem__(self, indices: Int64Array) -> Int64Array:
         """Return entries as a copy of int64; errors as of `take`, or if one is too large."""

@@ -72,9 +72,9 @@ class MegatronIndex:
         bad = (firsts < 0) | (firsts > stops) | (stops > self.pointers.count)
         bad[1:] |= firsts[1:] < stops[:-1]
         reason = "has sequences of another one, or none of this index"
-        if not bad.any():
-            # Each sequence but the last of its document, which the next one has to follow.
-            counts = np.maximum(stops - firsts - 1, 0)
+        # Each sequence but the last of its document, which the next one has to follow.
+        counts = np.maximum(stops - firsts - 1, 0)
+        if counts.any() and not bad.any():
             before = np.cumsum(counts) - counts
             inner = np.arange(int(counts.sum())) + np.repeat(firsts - before, counts)
             lengths = self.sequence_lengths[inner]
@@ -90,14 +90,16 @@ class MegatronIndex:
 
     def neighbours(self, first: int, stop: int) -> Int64Array:
         lengths: Int64Array
+        has_several = False
         if self.first_sequences is not None:
             edges = self.first_sequences.view(first, stop + 1)
-            counts = np.diff(edges)
-            if min(edges.min(), counts.min()) < 0 or edges[0] == edges[-1]:
+            least = np.diff(edges).min()
+            if least < 0 or edges[0] < 0 or edges[0] == edges[-1]:
                 return self.lengths(np.arange(first, stop))
+            has_several = least == 0 or edges[-1] - edges[0] > stop - first
             first, stop = edges[[0, -1]].tolist()
         lengths = self.sequence_lengths.view(first, stop).astype(np.int64)
-        if self.first_sequences is not None and not counts.min() == counts.max() == 1:
+        if has_several:
             before = np.concatenate([[0], np.cumsum(lengths)])
             lengths = np.diff(before[edges - first])
         return lengths
