@@ -189,8 +189,11 @@ class PackSequence:
         return min(end, num_slots if counts_padding else total)
 
     def snapshots(self) -> list[State]:
-        """Return the snapshots from which this device can plan the packs that come next."""
-        return list(self._at.snapshots())
+        """Return the snapshots from which this device can plan the packs that come next.
+
+        The list is the same one until a snapshot changes.
+        """
+        return self._at.snapshots()
 
     def shards_ahead(self) -> ShardDelta | None:
         """Return the shards that this device's lanes need, and those finished since the last call.

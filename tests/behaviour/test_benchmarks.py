@@ -178,6 +178,7 @@ def test_batches_and_the_load_of_a_state_take_few_calls_and_changes_of_room():
     *_, calls, _, changes = counts["planned: first batch"]
     assert calls <= 550
     assert changes <= 130
+    assert counts["planned: steady batch"][2] <= 90
     assert counts["online: first batch"][2] <= 500
     assert counts["online: steady batch"][2] <= 80
     assert counts["online: state_dict"][2] <= 300
