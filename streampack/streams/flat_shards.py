@@ -51,6 +51,7 @@ class FlatShards:
     may_be_empty: ClassVar[bool] = True
     stored_bytes: ClassVar[int] = 0
     length_cost: ClassVar[LengthCost] = "none"
+    block_samples: ClassVar[int | None] = None
 
     @property
     def first_sample(self) -> Int64Array:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -43,6 +44,7 @@ class MdsShards:
     cache: ShardCache
     length_file: LengthFile | None
     checks_dtypes: bool = True
+    block_samples: ClassVar[int | None] = None
 
     @property
     def first_sample(self) -> Int64Array:

@@ -54,6 +54,7 @@ class OtherShards:
     may_be_empty: ClassVar[bool] = True
     stored_bytes: ClassVar[int] = 0
     length_cost: ClassVar[LengthCost] = "none"
+    block_samples: ClassVar[int | None] = None
 
     @property
     def raw_bytes(self) -> Int64Array:

@@ -15,7 +15,7 @@ Cost: opening a stream 50 ns for each held-out sample; 50 us when a shard's samp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -86,11 +86,11 @@ class SamplePart:
     own: Int64Array
     tokens: Int64Array | None = None
     """The tokens of these, shape (num_shards,); None if they are not known."""
+    first_sample: Int64Array = field(init=False)
+    """As of a stream: the first own sample of each shard, and one past the last."""
 
-    @property
-    def first_sample(self) -> Int64Array:
-        """As of a stream: the first own sample of each shard, and one past the last."""
-        return np.concatenate([[0], np.cumsum(self.own)])
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first_sample", np.concatenate([[0], np.cumsum(self.own)]))
 
     def rows(self, shard: int) -> Int64Array:
         """Return the places in a shard of its own samples, in ascending order."""

@@ -184,10 +184,9 @@ class TokenStream:
         """Samples that are shuffled together at most, of as many shards whatever part of them is
         used. None: `Order` alone says.
         """
-        if not isinstance(self.shards, TextShards):
+        if (block := self.shards.block_samples) is None:
             return None
-        block, num_samples = self.shards.block_samples, int(self.shards.first_sample[-1])
-        return max(block * self.num_samples // num_samples, 1)
+        return max(block * self.num_samples // int(self.shards.first_sample[-1]), 1)
 
     @property
     def full_digest(self) -> str:
