@@ -93,10 +93,11 @@ class MegatronIndex:
         has_several = False
         if self.first_sequences is not None:
             edges = self.first_sequences.view(first, stop + 1)
-            least = np.diff(edges).min()
-            if least < 0 or edges[0] < 0 or edges[0] == edges[-1]:
+            are_filled = (edges[1:] > edges[:-1]).all()
+            is_damaged = edges[0] < 0 or (not are_filled and (edges[1:] < edges[:-1]).any())
+            if is_damaged or edges[0] == edges[-1]:
                 return self.lengths(np.arange(first, stop))
-            has_several = least == 0 or edges[-1] - edges[0] > stop - first
+            has_several = not are_filled or edges[-1] - edges[0] > stop - first
             first, stop = edges[[0, -1]].tolist()
         lengths = self.sequence_lengths.view(first, stop).astype(np.int64)
         if has_several:

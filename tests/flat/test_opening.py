@@ -45,7 +45,7 @@ def test_what_is_beside_a_file_does_not_matter_and_a_link_to_nothing_among_files
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["megatron", "datatrove"])
-def test_a_billion_documents_open_in_8_seconds_and_600_mib(form, tmp_path):
+def test_a_billion_documents_open_in_5_seconds_and_600_mib(form, tmp_path):
     ends = np.arange(1, NUM_DOCUMENTS + 1, dtype="<u8") * LENGTH
     if form == "datatrove":
         (tmp_path / "0.ds.index").write_bytes(ends.tobytes())
@@ -64,5 +64,5 @@ def test_a_billion_documents_open_in_8_seconds_and_600_mib(form, tmp_path):
     )
     num_samples, seconds, num_bytes = map(float, done.stdout.split())
     assert num_samples == NUM_FILES * NUM_DOCUMENTS
-    assert seconds <= 8  # 5 here: two of them read the lengths, for the digest
+    assert seconds <= 5
     assert num_bytes <= 600 << 20
