@@ -90,8 +90,7 @@ class PackWindows:
         by_tokens = recipe.is_mixed and recipe.mixing.weight_unit == "tokens"
         # A packer of windows begins with long samples. Parts of one would not have its shares.
         self._keeps_windows = self.packing.packs_windows and by_tokens
-        mixed = recipe.streams if recipe.chapter is None else recipe.used
-        if self._keeps_windows and not self._max_packs and len(mixed) > 1:
+        if self._keeps_windows and not self._max_packs and len(recipe.drawn_in(queue)) > 1:
             # Packs that are not shuffled otherwise: the first of a window have its shares.
             self._max_packs = self._max_samples = self._packing_window
         if self._small:

@@ -233,11 +233,8 @@ class Recipe:
         return sizes
 
     def _sizes(self, lane: int, queue: int) -> QueueSizes:
-        # In a chapter, only streams with a share: another one in `streams` changes nothing.
-        has_chapters = self.chapter is not None
-        numbers = self.used if has_chapters and self.is_mixed else self.streams_in(queue)
         drawn = self.most_drawn(queue)
-        most = min(sum([self.samples_in(n, lane) for n in numbers]), drawn)
+        most = min(sum([self.samples_in(n, lane) for n in self.drawn_in(queue)]), drawn)
         num_packs = num_samples = 0
         if self.order.pack_window[0]:
             chosen = self.chosen_tokens if self.is_mixed else self.streams[queue].chosen_tokens
@@ -351,6 +348,12 @@ class Recipe:
     def streams_in(self, queue: int) -> Sequence[int]:
         """Return the numbers of the streams in a queue."""
         return range(len(self.streams)) if self.is_mixed else [queue]
+
+    def drawn_in(self, queue: int) -> Sequence[int]:
+        """Return the streams that a queue draws: another one in `streams` changes no pack."""
+        if not self.is_mixed:
+            return [queue]
+        return range(len(self.streams)) if self.chapter is None else self.used
 
     def assignment(self, number: int) -> tuple[list[Extents], Int64Array | None]:
         """Return the extents of a stream in each lane, and the part of it that each lane has.
